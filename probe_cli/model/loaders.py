@@ -1,0 +1,189 @@
+"""See every call of every `weight_loader`, without touching a single parameter.
+
+While an interception is active, `torch.Tensor` has a data descriptor named `weight_loader`, which takes precedence over
+the attribute in a parameter's own `__dict__` (and over the property that a subclass defines, e.g. vLLM's
+`BasevLLMParameter`, 0.32 and 0.33). Reading the attribute gives the loader wrapped; setting it stores the plain loader where it
+was always stored. So loaders that are replaced, and parameters that appear during the load, are seen as well, a parameter without
+a loader still has none, and leaving the interception leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from probe_cli.errors import ProbeError
+
+__all__ = ["InterceptedLoader", "LoaderInterception", "plain_loader"]
+
+_ATTRIBUTE = "weight_loader"
+_MISSING = object()
+
+#: Called instead of a loader with (loader, parameter or None, args, kwargs); returns what the loader returns.
+OnCall = Callable[[Callable[..., object], "torch.Tensor | None", tuple[Any, ...], dict[str, Any]], object]
+
+
+class InterceptedLoader:
+    """A loader that reports its calls. Looks like the loader it wraps; outlives its interception as a plain pass-through."""
+
+    __slots__ = ("__wrapped__", "_interception", "_parameter")
+
+    def __init__(
+        self, loader: Callable[..., object], parameter: torch.Tensor | None, interception: LoaderInterception
+    ) -> None:
+        self.__wrapped__ = loader
+        self._parameter = parameter
+        self._interception = interception
+
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
+        if not self._interception.active_here():
+            return self.__wrapped__(*args, **kwargs)
+        return self._interception.on_call(self.__wrapped__, self._parameter, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.__wrapped__ == plain_loader(other))
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
+
+    def __repr__(self) -> str:
+        return repr(self.__wrapped__)
+
+
+def plain_loader(loader: Any) -> Any:
+    """The loader itself, without the wrapping of any interception."""
+    while isinstance(loader, InterceptedLoader):
+        loader = loader.__wrapped__
+    return loader
+
+
+class _Descriptor:
+    """Stands in for `weight_loader` on one class; `original` is what the class had under that name."""
+
+    def __init__(self, interception: LoaderInterception, original: Any) -> None:
+        self.interception = interception
+        self.original = original
+
+    def __get__(self, instance: torch.Tensor | None, owner: type) -> Any:
+        if instance is None:
+            return self._from_class(None, owner)
+        if hasattr(type(self.original), "__set__"):
+            loader = self.original.__get__(instance, owner)
+        else:
+            loader = instance.__dict__.get(_ATTRIBUTE, _MISSING)
+            if loader is _MISSING:
+                loader = self._from_class(instance, owner)
+        if not callable(loader) or not self.interception.active_here():
+            return loader
+        return InterceptedLoader(loader, instance, self.interception)
+
+    def __set__(self, instance: torch.Tensor, value: Any) -> None:
+        value = plain_loader(value)
+        if hasattr(type(self.original), "__set__"):
+            self.original.__set__(instance, value)
+        else:
+            instance.__dict__[_ATTRIBUTE] = value
+
+    def __delete__(self, instance: torch.Tensor) -> None:
+        if hasattr(type(self.original), "__delete__"):
+            self.original.__delete__(instance)
+        elif instance.__dict__.pop(_ATTRIBUTE, _MISSING) is _MISSING:
+            raise AttributeError(_ATTRIBUTE)
+
+    def _from_class(self, instance: torch.Tensor | None, owner: type) -> Any:
+        if self.original is _MISSING:
+            raise AttributeError(f"type object {owner.__name__!r} has no attribute {_ATTRIBUTE!r}")
+        get = getattr(type(self.original), "__get__", None)
+        return get(self.original, instance, owner) if get else self.original
+
+
+class LoaderInterception:
+    """Context manager: inside it, in the thread that entered it, every loader call goes through `on_call`.
+
+    `tensors` are those whose classes may define `weight_loader` themselves; `default_loaders` are module-level functions
+    that load parameters without a loader of their own: they are replaced under every name they were imported to, for the
+    duration.
+    """
+
+    def __init__(
+        self,
+        on_call: OnCall,
+        tensors: Iterable[torch.Tensor] = (),
+        default_loaders: Sequence[Callable[..., object]] = (),
+    ) -> None:
+        self.on_call = on_call
+        self._classes: dict[type, _Descriptor] = {}
+        self._pending = {type(tensor) for tensor in tensors} | {torch.Tensor, nn.Parameter}
+        self._default_loaders = default_loaders
+        self._replaced: list[tuple[dict[str, Any], str, Any, InterceptedLoader]] = []
+        self._thread: int | None = None
+
+    def active_here(self) -> bool:
+        """True inside the context, in the thread that entered it."""
+        return self._thread == threading.get_ident()
+
+    def __enter__(self) -> LoaderInterception:
+        if self._thread is not None:
+            raise ProbeError("this interception is already active; make one per load")
+        self._thread = threading.get_ident()
+        try:
+            for cls in self._pending:
+                self.cover(cls)
+            self._replace_default_loaders()
+        except BaseException:
+            self._restore()
+            raise
+        return self
+
+    def cover(self, cls: type) -> None:
+        """Make sure that instances of a tensor class are seen; for a class that appears during a load."""
+        for base in cls.__mro__:
+            if base in self._classes or not issubclass(base, torch.Tensor):
+                continue
+            original = base.__dict__.get(_ATTRIBUTE, _MISSING)
+            if original is _MISSING and base is not torch.Tensor:
+                continue
+            descriptor = self._classes[base] = _Descriptor(self, original)
+            setattr(base, _ATTRIBUTE, descriptor)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        self._thread = None
+        for namespace, name, function, wrapper in self._replaced:
+            if namespace.get(name) is wrapper:
+                namespace[name] = function
+        self._replaced.clear()
+        for cls, descriptor in self._classes.items():
+            if cls.__dict__.get(_ATTRIBUTE) is descriptor:
+                if descriptor.original is _MISSING:
+                    delattr(cls, _ATTRIBUTE)
+                else:
+                    setattr(cls, _ATTRIBUTE, descriptor.original)
+        self._classes.clear()
+
+    def _replace_default_loaders(self) -> None:
+        wrappers = {id(loader): InterceptedLoader(loader, None, self) for loader in self._default_loaders}
+        if not wrappers:
+            return
+        for module in list(sys.modules.values()):
+            namespace = getattr(module, "__dict__", None)
+            if not isinstance(namespace, dict):
+                continue
+            for name, value in list(namespace.items()):
+                wrapper = wrappers.get(id(value))
+                if wrapper is not None and value is wrapper.__wrapped__:
+                    namespace[name] = wrapper
+                    self._replaced.append((namespace, name, value, wrapper))
