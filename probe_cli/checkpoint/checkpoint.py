@@ -1,0 +1,152 @@
+"""One type for every checkpoint: files on disk, a sharded folder, the Hub, or a wire file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from probe_cli.checkpoint.config import CONFIG_NAME, config_digest, read_config
+from probe_cli.checkpoint.files import FileSet, read_files
+from probe_cli.checkpoint.folder import read_layout
+from probe_cli.checkpoint.local import Stamp, read_range
+from probe_cli.checkpoint.order import arrange
+from probe_cli.checkpoint.text import quote
+from probe_cli.checkpoint.types import CheckpointFile, Source
+from probe_cli.checkpoint.wire import read_wire
+from probe_cli.errors import CheckpointError
+
+__all__ = ["Checkpoint"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Checkpoint:
+    """A checkpoint as its headers tell it. Immutable, picklable, cheap to copy; weights stay on disk until `read`.
+
+    `sources` stand in the order of loading. `kind` is "files" or "wire". `root` is the folder, None for a wire file or the Hub.
+    """
+
+    sources: tuple[Source, ...]
+    files: tuple[CheckpointFile, ...] = ()
+    metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    root: Path | None = None
+    kind: str = "files"
+    revision: str | None = None
+    repo_id: str | None = None
+    _stamps: tuple[Stamp | None, ...] = ()
+
+    @classmethod
+    def open(cls, path: str | Path, *, order: str = "file", revision: str | None = None) -> Checkpoint:
+        """Open a safetensors file, a folder (with an index or without) or an index file.
+
+        Only headers are read. A file that holds nothing but its header is fine: `has_data` is False for its sources. Raises
+        CheckpointError.
+        """
+        where = Path(path)
+        if where.is_dir():
+            opened = cls._folder(where, None)
+        elif where.name.endswith(".index.json"):
+            opened = cls._folder(where.parent, where.name)
+        else:
+            opened = cls._file(where)
+        return opened if order == "file" else opened.reordered(order)
+
+    @classmethod
+    def from_wire(cls, path: str | Path, *, config: Mapping[str, Any] | str | Path | None = None) -> Checkpoint:
+        """A wire file ("-" for standard input): sources without bytes. `config` is a config.json or its content."""
+        sources = read_wire(path)
+        if isinstance(config, (str, Path)):
+            config = read_config(Path(config), file=str(config))
+        return cls(sources=sources, kind="wire", config=config)
+
+    @classmethod
+    def _folder(cls, root: Path, index: str | None) -> Checkpoint:
+        layout = read_layout(root, index)
+        opened = read_files(root, layout.files, index=layout.index, weight_map=layout.weight_map)
+        return cls._of_files(root, opened)
+
+    @classmethod
+    def _file(cls, path: Path) -> Checkpoint:
+        return cls._of_files(path.parent, read_files(path.parent, (path.name,)))
+
+    @classmethod
+    def _of_files(cls, root: Path, opened: FileSet) -> Checkpoint:
+        config = root / CONFIG_NAME
+        return cls(
+            sources=opened.sources,
+            files=opened.files,
+            metadata=opened.metadata,
+            config=read_config(config) if config.exists() or config.is_symlink() else None,
+            root=root,
+            _stamps=opened.stamps,
+        )
+
+    @cached_property
+    def _by_name(self) -> dict[str, Source]:
+        return {source.name: source for source in self.sources}
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the sorted (name, dtype, shape): equal for any order and sharding of the same tensors."""
+        rows = sorted((source.name, source.dtype, source.shape) for source in self.sources)
+        return "sha256:" + hashlib.sha256(msgspec.json.encode(rows)).hexdigest()
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all sources."""
+        return sum(source.nbytes for source in self.sources)
+
+    @cached_property
+    def config_digest(self) -> str | None:
+        """SHA-256 of config.json in canonical form."""
+        return None if self.config is None else config_digest(self.config)
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the sources, in order."""
+        return tuple(source.name for source in self.sources)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __iter__(self) -> Iterator[Source]:
+        return iter(self.sources)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __getitem__(self, name: str) -> Source:
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise KeyError(f"the checkpoint has no tensor {quote(name)}") from None
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.kind}: {len(self.sources):,} sources, {len(self.files):,} files, {self.nbytes:,} bytes>"
+
+    def reordered(self, order: str | Sequence[str]) -> Checkpoint:
+        """The same checkpoint with its sources by "file", "name" or "layer", or in the order of the names given."""
+        return replace(self, sources=arrange(self.sources, order))
+
+    def has_data(self, source: Source) -> bool:
+        """True if `read` can give the bytes: the file is here and holds more than its header."""
+        return source.nbytes == 0 or (source.file is not None and self._stamps[source.file] is not None)
+
+    def read(self, source: Source) -> bytes:
+        """The bytes of a source, little-endian and row-major as they stand in the file. Raises CheckpointError if they are not at
+        hand, or if the file changed since the checkpoint was opened."""
+        if source.nbytes == 0:
+            return b""
+        stamp = None if source.file is None else self._stamps[source.file]
+        if source.file is None or stamp is None or self.root is None:
+            what = "is known from a wire file" if source.file is None else f"is known from the header of {self.files[source.file].name}"
+            raise CheckpointError(
+                f"{quote(source.name)} {what} alone, expected its bytes", hint="give a checkpoint folder with the weights in it"
+            )
+        name = self.files[source.file].name
+        return read_range(self.root / name, source.start, source.end, file=name, stamp=stamp)
