@@ -15,7 +15,16 @@ from typing import TypeAlias
 from probe_cli.dtypes import numel
 from probe_cli.manifest.schema import View
 
-__all__ = ["Fragment", "IndexRange", "contiguous", "decompose", "is_whole", "rescale", "slabs", "whole"]
+__all__ = [
+    "Fragment",
+    "IndexRange",
+    "contiguous",
+    "decompose",
+    "is_whole",
+    "rescale",
+    "slabs",
+    "whole",
+]
 
 #: Indices start, start + step, ... below stop.
 IndexRange: TypeAlias = tuple[int, int, int]
@@ -81,7 +90,11 @@ def decompose(view: View, shape: tuple[int, ...], stride: tuple[int, ...] | None
     """Cut a view of a base tensor (`shape`, `stride`, offset 0) into fragments; None if it does not walk along the
     base's dimensions (a diagonal, a view that leaves the base, a base that overlaps itself)."""
     strides = contiguous(shape) if stride is None else stride
-    dims = sorted((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: strides[d], reverse=True)
+    dims = sorted(
+        (d for d in range(len(shape)) if shape[d] > 1),
+        key=lambda d: strides[d],
+        reverse=True,
+    )
     base = [(d, shape[d], strides[d]) for d in dims]
     if any(outer[2] < inner[2] * inner[1] for outer, inner in zip(base, base[1:])) or (base and base[-1][2] < 1):
         return None
@@ -164,10 +177,17 @@ def _refine(
             move.append((-1, 0))
         factors[view_dim] = tuple(reversed(split))
         moves[view_dim] = list(reversed(move))
-    return Fragment(ranges, tuple(factors), tuple(m for per_dim in moves for m in per_dim), tuple(start))
+    return Fragment(
+        ranges,
+        tuple(factors),
+        tuple(m for per_dim in moves for m in per_dim),
+        tuple(start),
+    )
 
 
-def slabs(view: View, shape: tuple[int, ...], stride: tuple[int, ...] | None = None) -> list[tuple[IndexRange, ...]] | None:
+def slabs(
+    view: View, shape: tuple[int, ...], stride: tuple[int, ...] | None = None
+) -> list[tuple[IndexRange, ...]] | None:
     """The elements that a view selects, as products of index ranges (one per base dimension); None if they are not."""
     fragments = decompose(view, shape, stride)
     if fragments is None:
@@ -207,7 +227,11 @@ def rescale(view: View, numerator: int, denominator: int) -> View | None:
         factor = numerator // denominator
         scaled = tuple(s * factor for s in view.stride)
         if view.shape and view.stride[-1] == 1:
-            return View(view.offset * factor, (*view.shape[:-1], view.shape[-1] * factor), (*scaled[:-1], 1))
+            return View(
+                view.offset * factor,
+                (*view.shape[:-1], view.shape[-1] * factor),
+                (*scaled[:-1], 1),
+            )
         return View(view.offset * factor, (*view.shape, factor), (*scaled, 1))
     if denominator % numerator:
         return None

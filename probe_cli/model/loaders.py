@@ -26,7 +26,10 @@ _ATTRIBUTE = "weight_loader"
 _MISSING = object()
 
 #: Called instead of a loader with (loader, parameter or None, args, kwargs); returns what the loader returns.
-OnCall = Callable[[Callable[..., object], "torch.Tensor | None", tuple[Any, ...], dict[str, Any]], object]
+OnCall = Callable[
+    [Callable[..., object], "torch.Tensor | None", tuple[Any, ...], dict[str, Any]],
+    object,
+]
 
 
 class InterceptedLoader:
@@ -35,7 +38,10 @@ class InterceptedLoader:
     __slots__ = ("__wrapped__", "_interception", "_parameter")
 
     def __init__(
-        self, loader: Callable[..., object], parameter: torch.Tensor | None, interception: LoaderInterception
+        self,
+        loader: Callable[..., object],
+        parameter: torch.Tensor | None,
+        interception: LoaderInterception,
     ) -> None:
         self.__wrapped__ = loader
         self._parameter = parameter
@@ -122,7 +128,10 @@ class LoaderInterception:
     ) -> None:
         self.on_call = on_call
         self._classes: dict[type, _Descriptor] = {}
-        self._pending = {type(tensor) for tensor in tensors} | {torch.Tensor, nn.Parameter}
+        self._pending = {type(tensor) for tensor in tensors} | {
+            torch.Tensor,
+            nn.Parameter,
+        }
         self._default_loaders = default_loaders
         self._replaced: list[tuple[dict[str, Any], str, Any, InterceptedLoader]] = []
         self._thread: int | None = None
@@ -156,7 +165,10 @@ class LoaderInterception:
             setattr(base, _ATTRIBUTE, descriptor)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._restore()
 

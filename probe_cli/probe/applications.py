@@ -1,0 +1,152 @@
+"""From loader calls and suppressed writes to contracts: which call wrote what, under which key, how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from probe_cli.engines.base import Engine
+from probe_cli.manifest.canonical import canonical_bytes
+from probe_cli.model.inventory import OwnedTensor
+from probe_cli.model.selectors import Binder, loader_name
+from probe_cli.probe.recorder import ModelWrite, Recorder, code_line
+
+__all__ = ["Collector", "Entry"]
+
+
+@dataclass
+class Entry:
+    """One key of a contract while it is being recorded."""
+
+    owned: OwnedTensor
+    sources: tuple[int, ...]
+    selectors: dict[str, Any]
+    direct: bool
+    attribution: str
+    count: int = 0
+    #: Distinct writes, in order.
+    writes: dict[ModelWrite, None] = field(default_factory=dict)
+
+
+class Collector:
+    """Sorts what a replay does into applications, declined calls and direct writes."""
+
+    def __init__(self, engine: Engine, binder: Binder) -> None:
+        self._engine = engine
+        self._binder = binder
+        self.recorder: Recorder
+        #: Layer name -> key -> entry; keys in order of first arrival.
+        self.contracts: dict[str, dict[tuple[object, ...], Entry]] = {}
+        self.declined = 0
+        #: Sources that a loader was offered and did not take.
+        self.offered: set[int] = set()
+        self.consumed: set[int] = set()
+        self._call: list[ModelWrite] | None = None
+
+    def on_write(self, writes: list[ModelWrite]) -> None:
+        """Take the model writes of one operator."""
+        if self._call is not None:
+            self._call += writes
+        else:
+            self._direct(writes)
+
+    def on_call(
+        self,
+        loader: Callable[..., object],
+        parameter: torch.Tensor | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> object:
+        """Run one loader call and record what it did, after it returned."""
+        if self._call is not None:  # a loader that calls another: one application, the outer one's
+            return loader(*args, **kwargs)
+        recorder = self.recorder
+        writes = self._call = []
+        recorder.destination = self._destination(parameter, args)
+        try:
+            result = loader(*args, **kwargs)
+        except Exception as error:
+            if writes:
+                owned = writes[0].owned
+                recorder.fail(
+                    f"weight loader {loader_name(loader)} raised after writing {owned.full_name} while loading "
+                    f"{recorder.loading()}: {type(error).__name__}: {error}"
+                )
+            raise
+        finally:
+            self._call = None
+            destination, recorder.destination = recorder.destination, None
+        if self._engine.declined(result) or not writes:
+            if writes:
+                raise recorder.fail(
+                    f"weight loader {loader_name(loader)} wrote {writes[0].owned.full_name} and then declined "
+                    f"{recorder.loading()} (returned {result!r})",
+                    hint="a loader that declines must not write",
+                )
+            self.declined += 1
+            if recorder.current is not None:
+                self.offered.add(recorder.current)
+            return result
+        bound = self._binder.bind(loader, args, kwargs)
+        owned = destination or writes[0].owned
+        sources: list[int] = []
+        for tensor in bound.tensors:
+            if tensor is not parameter and tensor is not owned.tensor:
+                sources += recorder.sources_of(tensor)
+        sources += [write.source for write in writes if write.source is not None]
+        self._record(owned, tuple(dict.fromkeys(sources)), bound.selectors, writes, direct=False)
+        return result
+
+    def _destination(self, parameter: torch.Tensor | None, args: tuple[Any, ...]) -> OwnedTensor | None:
+        inventory = self.recorder.inventory
+        for tensor in (*args[:2], parameter):
+            if isinstance(tensor, torch.Tensor):
+                owners = inventory.owners(tensor)
+                if owners:
+                    return owners[0]
+        return None
+
+    def _direct(self, writes: list[ModelWrite]) -> None:
+        sources = tuple(dict.fromkeys(write.source for write in writes if write.source is not None))
+        if not sources:
+            # Derived from model tensors that this load has filled, or from nothing that can be named.
+            owned = writes[0].owned
+            raise self.recorder.fail(
+                f"{writes[0].op} writes {owned.full_name} outside any weight loader, with a value that comes from no "
+                f"source, while loading {self.recorder.loading()}, at {code_line()}",
+                hint="move the write into a weight loader or into post-processing; a contract cannot hold it",
+            )
+        self._record(writes[0].owned, sources, {}, writes, direct=True)
+
+    def _record(
+        self,
+        owned: OwnedTensor,
+        sources: tuple[int, ...],
+        selectors: dict[str, Any],
+        writes: list[ModelWrite],
+        *,
+        direct: bool,
+    ) -> None:
+        attribution = "storage"
+        if not sources:
+            if self.recorder.current is None:
+                raise self.recorder.fail(
+                    f"a weight loader writes {owned.full_name} with a value that comes from no source, while no source "
+                    f"is being loaded, at {code_line()}"
+                )
+            sources, attribution = (self.recorder.current,), "stream"
+        self.consumed.update(sources)
+        key = (sources, owned.name, canonical_bytes(selectors) if selectors else b"")
+        layer = self.contracts.setdefault(owned.layer, {})
+        entry = layer.get(key)
+        if entry is None:
+            entry = layer[key] = Entry(owned, sources, selectors, direct, attribution)
+        entry.count += 1
+        entry.writes.update(dict.fromkeys(writes))
+
+    def keys(self) -> dict[str, dict[tuple[object, ...], int]]:
+        """Layer -> key -> count, for comparing two replays."""
+        return {layer: {key: entry.count for key, entry in keys.items()} for layer, keys in self.contracts.items()}

@@ -1,0 +1,287 @@
+"""From a recording to a manifest: names for indices, compact regions, coverage, the numbers of the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from probe_cli.checkpoint import Checkpoint
+from probe_cli.dtypes import DTYPE_BITS
+from probe_cli.manifest import Manifest
+from probe_cli.manifest.coverage import Footprint, coverage, union_size
+from probe_cli.manifest.identity import checkpoint_identity
+from probe_cli.manifest.regions import contiguous, is_whole, rescale
+from probe_cli.manifest.schema import (
+    Application,
+    Coverage,
+    EngineIdentity,
+    Layer,
+    ModelIdentity,
+    SourceEntry,
+    Summary,
+    TensorEntry,
+    View,
+    Write,
+)
+from probe_cli.model.dtypes import dtype_name, torch_dtype
+from probe_cli.probe.applications import Entry
+from probe_cli.probe.recorder import ModelWrite
+from probe_cli.probe.replay import Recording, TensorState
+from probe_cli.topology import Rank
+
+__all__ = ["manifest_of"]
+
+
+def manifest_of(
+    recording: Recording,
+    checkpoint: Checkpoint,
+    rank: Rank,
+    engine: EngineIdentity,
+    model_class: str,
+) -> Manifest:
+    """The manifest of one rank. The recording's model may be gone."""
+    writes = _writes_by_tensor(recording)
+    layers = tuple(_layer(name, recording, checkpoint, writes) for name in recording.layers)
+    return Manifest.build(
+        engine=engine,
+        topology=rank.topology,
+        rank=rank,
+        model=_model_identity(checkpoint, model_class),
+        checkpoint=checkpoint_identity(checkpoint),
+        sources=tuple(
+            SourceEntry(source.name, source.dtype, source.shape, source.file)
+            for index, source in enumerate(checkpoint.sources)
+            if index in recording.consumed
+        ),
+        layers=layers,
+        summary=_summary(recording, checkpoint, layers),
+    )
+
+
+def _model_identity(checkpoint: Checkpoint, model_class: str) -> ModelIdentity:
+    architectures = (checkpoint.config or {}).get("architectures")
+    return ModelIdentity(
+        class_name=model_class,
+        architecture=architectures[0] if isinstance(architectures, list) and architectures else None,
+        config_digest=checkpoint.config_digest,
+    )
+
+
+#: For each tensor (by full name): one footprint per application that writes it, and whether all of them are exact.
+_Footprints = dict[str, tuple[list[Footprint], bool]]
+
+
+def _writes_by_tensor(recording: Recording) -> _Footprints:
+    states = {state.owned.full_name: state for layer in recording.tensors.values() for state in layer.values()}
+    groups: dict[str, list[str]] = {}
+    for name, leader in recording.aliases.items():
+        groups.setdefault(leader, []).append(name)
+    found: _Footprints = {}
+    for keys in recording.contracts.values():
+        for entry in keys.values():
+            touched: dict[str, list[ModelWrite]] = {}
+            for write in entry.writes:
+                touched.setdefault(write.owned.full_name, []).append(write)
+            for name, writes in touched.items():
+                for member in groups.get(recording.aliases.get(name, ""), [name]):
+                    state = states.get(member)
+                    if state is not None:
+                        footprints, exact = found.get(member, ([], True))
+                        views = [_destination(write, state, states.get(name)) for write in writes]
+                        known = [view for view in views if view is not None]
+                        footprints.append((known, entry.count))
+                        found[member] = (
+                            footprints,
+                            exact and len(known) == len(views) and all(w.exact or _whole(w, state) for w in writes),
+                        )
+    return found
+
+
+def _destination(write: ModelWrite, state: TensorState, written: TensorState | None) -> View | None:
+    """A write as a view of a tensor (or of one that shares its storage), in that tensor's elements."""
+    view = write.dst
+    if write.dst_dtype is not None:
+        scaled = rescale(view, write.dst_dtype.itemsize, state.dtype.itemsize)
+        if scaled is None:
+            return None
+        view = scaled
+    if written is not None and written is not state:
+        if written.dtype.itemsize != state.dtype.itemsize:
+            return None
+        view = View(
+            view.offset + written.storage_offset - state.storage_offset,
+            view.shape,
+            view.stride,
+        )
+    return view if view.offset >= 0 else None
+
+
+def _whole(write: ModelWrite, state: TensorState) -> bool:
+    """An inexact write that covers its tensor whole leaves no doubt about gaps; its source part is what is inexact."""
+    return is_whole(write.dst, state.shape) and write.op not in _PARTIAL
+
+
+#: Operators whose destination is only an upper bound of what they write.
+_PARTIAL = frozenset(
+    {
+        "aten::index_put_",
+        "aten::_index_put_impl_",
+        "aten::index_copy_",
+        "aten::index_add_",
+        "aten::index_fill_",
+    }
+    | {
+        "aten::scatter_",
+        "aten::scatter_add_",
+        "aten::masked_fill_",
+        "aten::masked_scatter_",
+        "aten::put_",
+    }
+)
+
+
+def _layer(name: str, recording: Recording, checkpoint: Checkpoint, writes: _Footprints) -> Layer:
+    tensors = tuple(_tensor(state, recording, writes) for state in recording.tensors[name].values())
+    module = recording.layers[name].module
+    applications = tuple(
+        _application(entry, recording, checkpoint) for entry in recording.contracts.get(name, {}).values()
+    )
+    return Layer(
+        name=name,
+        class_name=type(module).__name__,
+        tensors=tensors,
+        applications=applications,
+    )
+
+
+def _tensor(state: TensorState, recording: Recording, writes: _Footprints) -> TensorEntry:
+    owned = state.owned
+    stride = None if state.stride == contiguous(state.shape) else state.stride
+    covered: Coverage | None = None
+    if owned.full_name in writes:
+        footprints, exact = writes[owned.full_name]
+        covered = coverage(state.shape, footprints, stride, exact=exact)
+    return TensorEntry(
+        name=owned.name,
+        dtype=dtype_name(state.dtype),
+        shape=state.shape,
+        stride=stride,
+        kind=owned.kind,
+        persistent=owned.persistent,
+        alias=recording.aliases.get(owned.full_name),
+        storage_offset=state.storage_offset,
+        coverage=covered if owned.full_name in writes else _never_written(state),
+    )
+
+
+def _never_written(state: TensorState) -> Coverage | None:
+    total = 1
+    for size in state.shape:
+        total *= size
+    if total == 0:
+        return None
+    return Coverage(gap_elements=total, gaps=(tuple((0, size) for size in state.shape),))
+
+
+def _application(entry: Entry, recording: Recording, checkpoint: Checkpoint) -> Application:
+    order = {source: position for position, source in enumerate(entry.sources)}
+    return Application(
+        sources=tuple(checkpoint.sources[index].name for index in entry.sources),
+        tensor=entry.owned.name,
+        selectors=entry.selectors,
+        count=entry.count,
+        direct=entry.direct,
+        attribution=entry.attribution,
+        writes=tuple(_write(write, entry, order, recording, checkpoint) for write in entry.writes),
+    )
+
+
+def _write(
+    write: ModelWrite,
+    entry: Entry,
+    order: dict[int, int],
+    recording: Recording,
+    checkpoint: Checkpoint,
+) -> Write:
+    owned = write.owned
+    state = recording.tensors.get(owned.layer, {}).get(owned.name)
+    src = write.src
+    if write.source is not None and src is not None and write.src_dtype is None:
+        if is_whole(src, checkpoint.sources[write.source].shape):
+            src = None
+    dst: View | None = write.dst
+    if state is not None and write.dst_dtype is None and state.stride == contiguous(state.shape):
+        if is_whole(write.dst, state.shape):
+            dst = None
+    return Write(
+        source=None if write.source is None else order[write.source],
+        src=src,
+        dst=dst,
+        tensor=None if owned.full_name == entry.owned.full_name else owned.full_name,
+        src_dtype=_name(write.src_dtype),
+        dst_dtype=_name(write.dst_dtype),
+        computed=write.computed,
+        exact=write.exact,
+    )
+
+
+def _name(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else dtype_name(dtype)
+
+
+def _summary(recording: Recording, checkpoint: Checkpoint, layers: tuple[Layer, ...]) -> Summary:
+    entries = [entry for keys in recording.contracts.values() for entry in keys.values()]
+    tensors = [tensor for layer in layers for tensor in layer.tensors]
+    unfed = [tensor for tensor in tensors if _is_unfed(tensor)]
+    return Summary(
+        layers=len(layers),
+        tensors=len(tensors),
+        applications=sum(entry.count for entry in entries),
+        declined=recording.declined,
+        direct_writes=sum(entry.count for entry in entries if entry.direct),
+        computed=sum(entry.count for entry in entries if any(write.computed for write in entry.writes)),
+        gaps=sum(1 for t in tensors if t.coverage is not None and t.coverage.gap_elements and not _is_unfed(t)),
+        overlaps=sum(1 for t in tensors if t.coverage is not None and t.coverage.overlap_elements),
+        unfed=len(unfed),
+        sources_used=len(recording.consumed),
+        bytes_read=_bytes_read(entries, checkpoint),
+    )
+
+
+def _is_unfed(tensor: TensorEntry) -> bool:
+    covered = tensor.coverage
+    if covered is None:
+        return False
+    total = 1
+    for size in tensor.shape:
+        total *= size
+    return covered.gap_elements == total
+
+
+def _bytes_read(entries: Iterable[Entry], checkpoint: Checkpoint) -> int:
+    views: dict[int, list[View | None]] = {}
+    for entry in entries:
+        read = {write.source for write in entry.writes}
+        for write in entry.writes:
+            if write.source is not None:
+                views.setdefault(write.source, []).append(_in_source_units(write, checkpoint))
+        for source in entry.sources:
+            if source not in read:  # offered and accepted, but only constants were written
+                views.setdefault(source, [])
+    total = 0
+    for index, selected in views.items():
+        source = checkpoint.sources[index]
+        total += union_size(source.shape, selected) * DTYPE_BITS[source.dtype] // 8
+    return total
+
+
+def _in_source_units(write: ModelWrite, checkpoint: Checkpoint) -> View | None:
+    if write.src is None or write.source is None:
+        return None
+    source = checkpoint.sources[write.source]
+    if source.dtype == "F4":
+        return None
+    if write.src_dtype is None:
+        return write.src
+    return rescale(write.src, write.src_dtype.itemsize, torch_dtype(source.dtype).itemsize)

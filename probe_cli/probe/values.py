@@ -1,0 +1,123 @@
+"""Real values for code that insists on them.
+
+A replay has no data. A loader that reads a value (`.item()`, a comparison, `tolist`) gets the real one: from the file if
+the source is small and at hand, through the operations that were applied to it since. Otherwise the build stops; a value is
+never made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from probe_cli.checkpoint import Checkpoint, Source
+from probe_cli.errors import CheckpointError, ProbeError
+from probe_cli.model.dtypes import torch_dtype
+from probe_cli.model.inventory import storage_key
+
+__all__ = ["Recipe", "ValueStore"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a storage was made: call this to make it for real. `base` is the geometry that the result has."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    #: Which of the results (for operators with several).
+    output: int
+
+
+class ValueStore:
+    """Real contents of storages that stand on meta. `limit`: bytes up to which a source is read."""
+
+    def __init__(self, checkpoint: Checkpoint, limit: int) -> None:
+        self._checkpoint = checkpoint
+        self._limit = limit
+        self._sources: dict[int, Source] = {}
+        self._recipes: dict[int, Recipe] = {}
+        self._contents: dict[int, torch.Tensor] = {}
+        #: Storages whose real contents are not what the load would have left there.
+        self.stale: set[int] = set()
+
+    def add_source(self, key: int, source: Source) -> None:
+        """Know the source behind a storage."""
+        self._sources[key] = source
+
+    def add_recipe(self, key: int, recipe: Recipe) -> None:
+        """Know how a storage on meta was made."""
+        self._recipes[key] = recipe
+
+    def spoil(self, key: int) -> None:
+        """A write to this storage was suppressed, or cannot be followed: its contents are unknown from now on."""
+        self.stale.add(key)
+        self._recipes.pop(key, None)
+        self._contents.pop(key, None)
+
+    def can_follow(self, key: int, tensor: torch.Tensor) -> bool:
+        """Whether a value made of this tensor could still be had: it is real and current, or small and known."""
+        if key in self.stale:
+            return False
+        source = self._sources.get(key)
+        if source is not None:
+            return source.nbytes <= self._limit
+        return tensor.device.type != "meta" or key in self._recipes
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor with its real values. Raises ProbeError (without source and line: the caller adds them)."""
+        key = storage_key(tensor)
+        if key in self.stale:
+            raise ProbeError("the value was written during this load, and a dry run writes nothing")
+        if tensor.device.type != "meta":
+            return tensor
+        contents = self._contents.get(key)
+        if contents is None:
+            contents = self._contents[key] = self._make(key)
+        return contents.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def _make(self, key: int) -> torch.Tensor:
+        source = self._sources.get(key)
+        if source is not None:
+            return self._read(source)
+        recipe = self._recipes.get(key)
+        if recipe is None:
+            raise ProbeError("the value cannot be derived from the checkpoint")
+        result = recipe.func(*self._real(recipe.args), **self._real(recipe.kwargs))
+        tensor: torch.Tensor = result[recipe.output] if isinstance(result, (tuple, list)) else result
+        return torch.as_strided(
+            tensor,
+            (tensor.untyped_storage().nbytes() // tensor.dtype.itemsize,),
+            (1,),
+            0,
+        )
+
+    def _real(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.of(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._real(item) for item in value)
+        if isinstance(value, dict):
+            return {k: "cpu" if k == "device" else self._real(v) for k, v in value.items()}
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        return value
+
+    def _read(self, source: Source) -> torch.Tensor:
+        if source.nbytes > self._limit:
+            raise ProbeError(
+                f"it has {source.nbytes} bytes, more than the limit of {self._limit} for values that are read for real"
+            )
+        if not self._checkpoint.has_data(source):
+            raise ProbeError("its data is not at hand (headers only)")
+        try:
+            data = bytearray(self._checkpoint.read(source))
+        except CheckpointError as error:
+            raise ProbeError(f"its data cannot be read: {error}") from None
+        dtype = torch_dtype(source.dtype, what=source.name)
+        if not data:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(data, dtype=torch.uint8).view(dtype)
