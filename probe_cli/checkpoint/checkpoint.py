@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,16 @@ from probe_cli.errors import CheckpointError
 __all__ = ["Checkpoint"]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True, dict=True, eq=False):
     """A checkpoint as its headers tell it. Immutable, picklable, cheap to copy; weights stay on disk until `read`.
 
-    `sources` stand in the order of loading. `kind` is "files" or "wire". `root` is the folder, None for a wire file or the Hub.
+    `sources` stand in the order of loading. `kind` is "files" or "wire". `root` is the folder, None for a wire file or
+    the Hub. `metadata` maps a file's name to its `__metadata__`, `config` is the content of config.json.
     """
 
     sources: tuple[Source, ...]
     files: tuple[CheckpointFile, ...] = ()
-    metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    metadata: Mapping[str, Mapping[str, str]] = {}
     config: Mapping[str, Any] | None = None
     root: Path | None = None
     kind: str = "files"
@@ -45,8 +44,8 @@ class Checkpoint:
     def open(cls, path: str | Path, *, order: str = "file", revision: str | None = None) -> Checkpoint:
         """Open a safetensors file, a folder (with an index or without) or an index file.
 
-        Only headers are read. A file that holds nothing but its header is fine: `has_data` is False for its sources. Raises
-        CheckpointError.
+        Only headers are read. A file that holds nothing but its header is fine: `has_data` is False for its sources.
+        Raises CheckpointError.
         """
         where = Path(path)
         if where.is_dir():
@@ -68,7 +67,7 @@ class Checkpoint:
     @classmethod
     def _folder(cls, root: Path, index: str | None) -> Checkpoint:
         layout = read_layout(root, index)
-        opened = read_files(root, layout.files, index=layout.index, weight_map=layout.weight_map)
+        opened = read_files(root, layout.files, index=layout.index_name, weight_map=layout.weight_map)
         return cls._of_files(root, opened)
 
     @classmethod
@@ -114,8 +113,8 @@ class Checkpoint:
     def __len__(self) -> int:
         return len(self.sources)
 
-    def __iter__(self) -> Iterator[Source]:
-        return iter(self.sources)
+    def __iter__(self) -> Iterator[str]:
+        return (source.name for source in self.sources)
 
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
@@ -127,26 +126,33 @@ class Checkpoint:
             raise KeyError(f"the checkpoint has no tensor {quote(name)}") from None
 
     def __repr__(self) -> str:
-        return f"<Checkpoint {self.kind}: {len(self.sources):,} sources, {len(self.files):,} files, {self.nbytes:,} bytes>"
+        return f"<Checkpoint {self.kind}: {len(self)} sources in {len(self.files)} files, {self.nbytes} bytes>"
 
     def reordered(self, order: str | Sequence[str]) -> Checkpoint:
         """The same checkpoint with its sources by "file", "name" or "layer", or in the order of the names given."""
-        return replace(self, sources=arrange(self.sources, order))
+        return msgspec.structs.replace(self, sources=arrange(self.sources, order))
 
     def has_data(self, source: Source) -> bool:
         """True if `read` can give the bytes: the file is here and holds more than its header."""
         return source.nbytes == 0 or (source.file is not None and self._stamps[source.file] is not None)
 
     def read(self, source: Source) -> bytes:
-        """The bytes of a source, little-endian and row-major as they stand in the file. Raises CheckpointError if they are not at
-        hand, or if the file changed since the checkpoint was opened."""
+        """The bytes of a source, little-endian and row-major as they stand in the file.
+
+        Raises CheckpointError if they are not at hand, or if the file changed since the checkpoint was opened.
+        """
         if source.nbytes == 0:
             return b""
-        stamp = None if source.file is None else self._stamps[source.file]
-        if source.file is None or stamp is None or self.root is None:
-            what = "is known from a wire file" if source.file is None else f"is known from the header of {self.files[source.file].name}"
-            raise CheckpointError(
-                f"{quote(source.name)} {what} alone, expected its bytes", hint="give a checkpoint folder with the weights in it"
-            )
-        name = self.files[source.file].name
+        if source.file is None:
+            raise _no_bytes(source, "a wire file")
+        name, stamp = self.files[source.file].name, self._stamps[source.file]
+        if stamp is None or self.root is None:
+            raise _no_bytes(source, f"the header of {name}")
         return read_range(self.root / name, source.start, source.end, file=name, stamp=stamp)
+
+
+def _no_bytes(source: Source, origin: str) -> CheckpointError:
+    return CheckpointError(
+        f"{quote(source.name)} is known from {origin} alone, expected its bytes",
+        hint="give a checkpoint folder with the weights in it",
+    )

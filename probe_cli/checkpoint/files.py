@@ -44,26 +44,29 @@ def join(
     index: str | None = None,
     weight_map: Mapping[str, str] | None = None,
 ) -> FileSet:
-    """One set of sources from the headers of all files, in the order given. Raises CheckpointError if a tensor stands twice,
-    or if index and headers disagree."""
+    """One set of sources from the headers of all files, in the order given.
+
+    Raises CheckpointError if a tensor stands twice, or if index and headers disagree.
+    """
     sources: list[Source] = []
     owner: dict[str, int] = {}
     for at, (file, header) in enumerate(headers):
-        for record in header.tensors:
-            first = owner.setdefault(record.name, at)
+        offset = header.nbytes
+        for begin, end, name, dtype, shape in header.records:
+            first = owner.setdefault(name, at)
             if first != at:
                 raise CheckpointError(
-                    f"{file}: tensor {quote(record.name)} is in {headers[first][0]} too, expected it in one file",
+                    f"{file}: tensor {quote(name)} is in {headers[first][0]} too, expected it in one file",
                     hint="remove the files that do not belong to this checkpoint",
                 )
-            sources.append(
-                Source(record.name, record.dtype, record.shape, record.end - record.start, at, record.start, record.end)
-            )
+            sources.append(Source(name, dtype, shape, end - begin, at, offset + begin, offset + end))
     if weight_map is not None:
         _check_index(index or "index", weight_map, owner, [name for name, _ in headers])
     if not sources:
         names = some([name for name, _ in headers])
-        raise CheckpointError(f"{names}: no tensors, expected at least one", hint="an empty checkpoint cannot be checked")
+        raise CheckpointError(
+            f"{names}: no tensors, expected at least one", hint="an empty checkpoint cannot be checked"
+        )
     return FileSet(
         sources=tuple(sources),
         files=tuple(CheckpointFile(name, header.file_size, header.digest) for name, header in headers),

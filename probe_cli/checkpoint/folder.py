@@ -25,7 +25,7 @@ class Layout(NamedTuple):
     """The files of a checkpoint, sorted by name, and the index's promise (source -> file) if there is an index."""
 
     files: tuple[str, ...]
-    index: str | None
+    index_name: str | None
     weight_map: Mapping[str, str] | None
 
 
@@ -57,8 +57,8 @@ def choose(names: Iterable[str], *, where: str) -> tuple[str | None, tuple[str, 
     consolidated = [name for name in files if _CONSOLIDATED.match(name)]
     if consolidated and len(consolidated) < len(files):
         raise CheckpointError(
-            f"{where}: has {some(consolidated)} beside {some([n for n in files if n not in consolidated])} and no index "
-            "that says which of them is the model",
+            f"{where}: has {some(consolidated)} beside {some([name for name in files if name not in consolidated])} "
+            "and no index that says which of them is the model",
             hint="give the path of one file, or put the files of one layout into a folder of their own",
         )
     return None, tuple(files)
@@ -103,7 +103,8 @@ def parse_index(text: str, *, file: str) -> dict[str, str]:
         if target not in good:
             if not _is_inside(target):
                 raise CheckpointError(
-                    f"{file}: weight_map of {quote(name)} names {quote(target)}, expected a .safetensors file in the folder"
+                    f"{file}: weight_map of {quote(name)} names {quote(target)}, "
+                    "expected a .safetensors file in the folder"
                 )
             good.add(target)
     return weight_map

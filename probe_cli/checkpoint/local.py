@@ -25,8 +25,8 @@ class Stamp(NamedTuple):
 def read_header(path: Path, *, file: str) -> tuple[Header, bool, Stamp]:
     """The checked header of a file, whether its data is there, and its stamp.
 
-    A file that ends right after its header is a header-only file: whole, but without data. One that has part of its data is
-    refused. `file` is the name for messages. Raises CheckpointError.
+    A file that ends right after its header is a header-only file: whole, but without data. One that has part of its
+    data is refused. `file` is the name for messages. Raises CheckpointError.
     """
     descriptor, before = _open(path, file)
     with os.fdopen(descriptor, "rb", buffering=0) as stream:
@@ -52,7 +52,7 @@ def read_header(path: Path, *, file: str) -> tuple[Header, bool, Stamp]:
 
 
 def read_range(path: Path, start: int, end: int, *, file: str, stamp: Stamp) -> bytes:
-    """Bytes `start` to `end` of a file. Raises CheckpointError if the file is not what it was when `stamp` was taken."""
+    """Bytes `start` to `end` of a file. Raises CheckpointError if it is not the file that `stamp` was taken of."""
     descriptor, now = _open(path, file)
     with os.fdopen(descriptor, "rb", buffering=0) as stream:
         if now != stamp:

@@ -11,8 +11,8 @@ from probe_cli.errors import CheckpointError, UsageError
 
 __all__ = ["ORDERS", "arrange"]
 
-#: "file": files by name, offsets within a file. "name": by name, as `safe_open(...).keys()` of a single file. "layer": by
-#: the first number in the name (sources without one first), then by name with numbers compared as numbers.
+#: "file": files by name, offsets within a file. "name": by name, as `safe_open(...).keys()` has them for one file.
+#: "layer": by the first number in the name (sources without one first), then by name, numbers compared as numbers.
 ORDERS = ("file", "name", "layer")
 _NUMBER = re.compile(r"(\d+)")
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from json.decoder import scanstring
+from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NoReturn
 
 from probe_cli.checkpoint.text import quote
 
-__all__ = ["MAX_ENTRY", "Fault", "loads", "parse_string", "parse_string_map", "parse_value"]
+__all__ = ["Fault", "loads", "parse_string", "parse_string_map", "parse_value", "skip_space"]
 
-#: Characters of one value of a header other than `__metadata__`.
-MAX_ENTRY = 16_384
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -61,16 +59,19 @@ def parse_string(text: str, position: int, what: str) -> tuple[str, int]:
 
 def parse_value(text: str, position: int, limit: int) -> tuple[Any, int]:
     """Any JSON value of at most `limit` characters at `position`, and the position after it. Raises Fault."""
-    window = text[position : position + limit]
-    try:
-        value, end = _DECODER.raw_decode(window)
-    except json.JSONDecodeError as error:
-        if len(window) == limit:
-            raise Fault(f"value is malformed or longer than {limit:,} characters", position) from None
-        raise Fault(f"malformed JSON ({error.msg})", position + error.pos) from None
-    except RecursionError:
-        raise Fault("nested too deeply", position) from None
-    return value, position + end
+    # Slices, because the decoder would read on to the end of the text. The first is long enough for any usual entry.
+    for size in (512, limit):
+        window = text[position : position + size]
+        try:
+            value, end = _DECODER.raw_decode(window)
+        except json.JSONDecodeError as error:
+            if len(window) < size:
+                raise Fault(f"malformed JSON ({error.msg})", position + error.pos) from None
+        except RecursionError:
+            raise Fault("nested too deeply", position) from None
+        else:
+            return value, position + end
+    raise Fault(f"value is malformed or longer than {limit:,} characters", position)
 
 
 def parse_string_map(text: str, position: int, what: str) -> tuple[dict[str, str], int]:
@@ -78,25 +79,25 @@ def parse_string_map(text: str, position: int, what: str) -> tuple[dict[str, str
     if text[position : position + 1] != "{":
         raise Fault(f"{what} is not an object, expected a map of strings", position)
     result: dict[str, str] = {}
-    position = _skip(text, position + 1)
+    position = skip_space(text, position + 1)
     if text[position : position + 1] == "}":
         return result, position + 1
     while True:
         key, position = parse_string(text, position, f"a key of {what}")
         if key in result:
             raise Fault(f"duplicate key {quote(key)} in {what}", position)
-        position = _skip(text, position)
+        position = skip_space(text, position)
         if text[position : position + 1] != ":":
             raise Fault(f"expected ':' in {what}", position)
-        position = _skip(text, position + 1)
+        position = skip_space(text, position + 1)
         result[key], position = parse_string(text, position, f"a string as value of {quote(key)} in {what}")
-        position = _skip(text, position)
+        position = skip_space(text, position)
         stop = text[position : position + 1]
         if stop == "}":
             return result, position + 1
         if stop != ",":
             raise Fault(f"expected ',' or '}}' in {what}", position)
-        position = _skip(text, position + 1)
+        position = skip_space(text, position + 1)
 
 
 def loads(text: str) -> Any:
@@ -109,6 +110,7 @@ def loads(text: str) -> Any:
         raise Fault("nested too deeply", 0) from None
 
 
-def _skip(text: str, position: int) -> int:
+def skip_space(text: str, position: int) -> int:
+    """The position of the next character that is not JSON white space."""
     found = _SPACE.match(text, position)
     return found.end() if found else position

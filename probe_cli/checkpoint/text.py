@@ -18,7 +18,7 @@ def is_plain(text: str) -> bool:
 def quote(value: object) -> str:
     """`value` as a short printable literal."""
     if isinstance(value, str) and len(value) > _LIMIT:
-        return f"{ascii(value[:_LIMIT])}... ({len(value):,} characters)"
+        return f"{value[:_LIMIT]!a}... ({len(value):,} characters)"
     if isinstance(value, int) and value.bit_length() > 400:
         return f"an integer of {value.bit_length():,} bits"
     text = repr(value) if not isinstance(value, str) or is_plain(value) else ascii(value)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from probe_cli.checkpoint.header import MAX_NAME, MAX_RANK
+from probe_cli.checkpoint.entries import MAX_NAME, MAX_RANK, size_in_bytes
 from probe_cli.checkpoint.local import decode_text, read_text
 from probe_cli.checkpoint.strict_json import Fault, loads
 from probe_cli.checkpoint.text import is_plain, quote
@@ -17,7 +17,6 @@ from probe_cli.errors import CheckpointError
 __all__ = ["MAX_WIRE", "parse_dtype", "parse_wire", "read_wire"]
 
 MAX_WIRE = 200_000_000
-_MAX_BITS = 8 * (2**63 - 1)
 
 #: torch's spellings (torch 2.13 `torch/_C/__init__.pyi`); safetensors' own are in DTYPE_BITS.
 _TORCH = {
@@ -104,7 +103,7 @@ def _entry(entry: Any, at: int, file: str) -> Source:
         name, dtype, shape = entry
     else:
         raise CheckpointError(f"{where}: is {quote(entry)}, expected name, dtype and shape", hint=_HINT)
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not is_plain(name):
+    if not isinstance(name, str) or len(name) > MAX_NAME or not is_plain(name):
         raise CheckpointError(f"{where}: name is {quote(name)}, expected a tensor name", hint=_HINT)
     spelled = parse_dtype(dtype) if isinstance(dtype, str) else None
     if spelled is None:
@@ -115,11 +114,5 @@ def _entry(entry: Any, at: int, file: str) -> Source:
         raise CheckpointError(
             f"{where}: shape of {quote(name)} is {quote(shape)}, expected at most {MAX_RANK} integers of 0 or more"
         )
-    bits = DTYPE_BITS[spelled]
-    for size in shape:
-        bits *= size
-        if bits > _MAX_BITS:
-            raise CheckpointError(f"{where}: shape of {quote(name)} is {quote(shape)}, which overflows 2^63 bytes")
-    if bits % 8:
-        raise CheckpointError(f"{where}: {quote(name)} is {bits:,} bits, expected whole bytes")
-    return Source(name=name, dtype=spelled, shape=tuple(shape), nbytes=bits // 8)
+    nbytes = size_in_bytes(spelled, tuple(shape), file, f"entry {at} ({quote(name)})")
+    return Source(name=name, dtype=spelled, shape=tuple(shape), nbytes=nbytes)
