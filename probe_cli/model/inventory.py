@@ -98,10 +98,7 @@ class Inventory:
 
 def owned_tensors(name: str, module: nn.Module) -> Iterable[OwnedTensor]:
     """The tensors that a module directly owns, parameters first."""
-    for kind, tensors in (
-        ("parameter", module._parameters),
-        ("buffer", module._buffers),
-    ):
+    for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
         for local, tensor in tensors.items():
             if tensor is not None:
                 persistent = kind == "parameter" or local not in module._non_persistent_buffers_set

@@ -26,10 +26,7 @@ _ATTRIBUTE = "weight_loader"
 _MISSING = object()
 
 #: Called instead of a loader with (loader, parameter or None, args, kwargs); returns what the loader returns.
-OnCall = Callable[
-    [Callable[..., object], "torch.Tensor | None", tuple[Any, ...], dict[str, Any]],
-    object,
-]
+OnCall = Callable[[Callable[..., object], "torch.Tensor | None", tuple[Any, ...], dict[str, Any]], object]
 
 
 class InterceptedLoader:
@@ -38,10 +35,7 @@ class InterceptedLoader:
     __slots__ = ("__wrapped__", "_interception", "_parameter")
 
     def __init__(
-        self,
-        loader: Callable[..., object],
-        parameter: torch.Tensor | None,
-        interception: LoaderInterception,
+        self, loader: Callable[..., object], parameter: torch.Tensor | None, interception: LoaderInterception
     ) -> None:
         self.__wrapped__ = loader
         self._parameter = parameter
@@ -78,11 +72,12 @@ class _Descriptor:
     def __init__(self, interception: LoaderInterception, original: Any) -> None:
         self.interception = interception
         self.original = original
+        self._stores = hasattr(type(original), "__set__")
 
     def __get__(self, instance: torch.Tensor | None, owner: type) -> Any:
         if instance is None:
             return self._from_class(None, owner)
-        if hasattr(type(self.original), "__set__"):
+        if self._stores:
             loader = self.original.__get__(instance, owner)
         else:
             loader = instance.__dict__.get(_ATTRIBUTE, _MISSING)
@@ -94,7 +89,7 @@ class _Descriptor:
 
     def __set__(self, instance: torch.Tensor, value: Any) -> None:
         value = plain_loader(value)
-        if hasattr(type(self.original), "__set__"):
+        if self._stores:
             self.original.__set__(instance, value)
         else:
             instance.__dict__[_ATTRIBUTE] = value
@@ -128,10 +123,7 @@ class LoaderInterception:
     ) -> None:
         self.on_call = on_call
         self._classes: dict[type, _Descriptor] = {}
-        self._pending = {type(tensor) for tensor in tensors} | {
-            torch.Tensor,
-            nn.Parameter,
-        }
+        self._pending = {type(tensor) for tensor in tensors} | {torch.Tensor, nn.Parameter}
         self._default_loaders = default_loaders
         self._replaced: list[tuple[dict[str, Any], str, Any, InterceptedLoader]] = []
         self._thread: int | None = None
@@ -165,10 +157,7 @@ class LoaderInterception:
             setattr(base, _ATTRIBUTE, descriptor)
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._restore()
 

@@ -34,15 +34,7 @@ class BoundCall:
 class _Plan:
     """The signature of one loader, compiled for binding thousands of calls."""
 
-    __slots__ = (
-        "callee",
-        "defaults",
-        "names",
-        "preset_args",
-        "preset_kwargs",
-        "var_keyword",
-        "var_positional",
-    )
+    __slots__ = ("callee", "defaults", "names", "preset_args", "preset_kwargs", "var_keyword", "var_positional")
 
     def __init__(self, loader: Callable[..., object]) -> None:
         preset_args: tuple[object, ...] = ()
@@ -88,21 +80,12 @@ class Binder:
     """Binds calls of the loaders of one model. `modules` are those of the model: a module that is passed as an argument
     plays the part of `self` and is no selector."""
 
-    def __init__(
-        self,
-        modules: Mapping[nn.Module, str],
-        control_flags: frozenset[str] = DEFAULT_CONTROL_FLAGS,
-    ) -> None:
+    def __init__(self, modules: Mapping[nn.Module, str], control_flags: frozenset[str] = DEFAULT_CONTROL_FLAGS) -> None:
         self._modules = modules
         self._control_flags = control_flags
         self._plans: dict[object, _Plan] = {}
 
-    def bind(
-        self,
-        loader: Callable[..., object],
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-    ) -> BoundCall:
+    def bind(self, loader: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> BoundCall:
         """Sort out one call. Raises ProbeError for a selector that is no JSON scalar, tuple, enum or dtype."""
         tensors: list[torch.Tensor] = []
         selectors: dict[str, Any] = {}

@@ -65,7 +65,7 @@ class Collector:
             return loader(*args, **kwargs)
         recorder = self.recorder
         writes = self._call = []
-        recorder.destination = self._destination(parameter, args)
+        recorder.call = (parameter, args)
         try:
             result = loader(*args, **kwargs)
         except Exception as error:
@@ -78,7 +78,7 @@ class Collector:
             raise
         finally:
             self._call = None
-            destination, recorder.destination = recorder.destination, None
+            recorder.call = None
         if self._engine.declined(result) or not writes:
             if writes:
                 raise recorder.fail(
@@ -91,7 +91,7 @@ class Collector:
                 self.offered.add(recorder.current)
             return result
         bound = self._binder.bind(loader, args, kwargs)
-        owned = destination or writes[0].owned
+        owned = recorder.destination(parameter, args) or writes[0].owned
         sources: list[int] = []
         for tensor in bound.tensors:
             if tensor is not parameter and tensor is not owned.tensor:
@@ -99,15 +99,6 @@ class Collector:
         sources += [write.source for write in writes if write.source is not None]
         self._record(owned, tuple(dict.fromkeys(sources)), bound.selectors, writes, direct=False)
         return result
-
-    def _destination(self, parameter: torch.Tensor | None, args: tuple[Any, ...]) -> OwnedTensor | None:
-        inventory = self.recorder.inventory
-        for tensor in (*args[:2], parameter):
-            if isinstance(tensor, torch.Tensor):
-                owners = inventory.owners(tensor)
-                if owners:
-                    return owners[0]
-        return None
 
     def _direct(self, writes: list[ModelWrite]) -> None:
         sources = tuple(dict.fromkeys(write.source for write in writes if write.source is not None))

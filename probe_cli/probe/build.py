@@ -49,17 +49,7 @@ def build_rank(
     checkpoint = engine.ordered(checkpoint)
     model = engine.materialize(checkpoint, rank)
     clock.lap("materialize")
-    return _build(
-        model,
-        checkpoint,
-        engine,
-        rank,
-        value_limit,
-        verify,
-        progress,
-        clock,
-        throwaway=True,
-    )
+    return _build(model, checkpoint, engine, rank, value_limit, verify, progress, clock, throwaway=True)
 
 
 def probe(
@@ -106,24 +96,11 @@ def _build(
     throwaway: bool,
 ) -> RankResult:
     restore = verify or not throwaway
-    recording = replay(
-        model,
-        checkpoint,
-        engine,
-        value_limit=value_limit,
-        progress=progress,
-        restore=restore,
-    )
+    recording = replay(model, checkpoint, engine, value_limit=value_limit, progress=progress, restore=restore)
     clock.lap("replay")
     if verify:
         again = replay(model, checkpoint, engine, value_limit=value_limit)
-        _compare(
-            recording,
-            again,
-            checkpoint,
-            checkpoint,
-            "a second replay of the same sources",
-        )
+        _compare(recording, again, checkpoint, checkpoint, "a second replay of the same sources")
         backwards = checkpoint.reordered([source.name for source in reversed(checkpoint.sources)])
         what = "a replay with the sources in reversed order"
         try:

@@ -20,11 +20,7 @@ _MAX_INDEXED = 1 << 14
 
 
 def derived_reads(
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: torch.Tensor,
-    reads: Reads,
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor, reads: Reads
 ) -> list[Piece] | None:
     """The pieces of `output` that an operator fills, None for an operator that is not known here."""
     rule = _RULES.get(name)
@@ -82,13 +78,7 @@ def _index_copy(
     return _rows(output, args[1] % max(output.dim(), 1), args[2], args[3], reads)
 
 
-def _rows(
-    output: torch.Tensor,
-    dim: int,
-    index: torch.Tensor,
-    value: torch.Tensor,
-    reads: Reads,
-) -> list[Piece] | None:
+def _rows(output: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor, reads: Reads) -> list[Piece] | None:
     """Row `index[i]` of `output` along `dim` gets row i of `value`."""
     if index.device.type == "meta" or index.dim() != 1 or index.numel() > _MAX_INDEXED or index.is_floating_point():
         return None
@@ -110,20 +100,11 @@ def _rows(
     return pieces
 
 
-def _argument(
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    position: int,
-    name: str,
-    default: Any,
-) -> Any:
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str, default: Any) -> Any:
     return args[position] if position < len(args) else kwargs.get(name, default)
 
 
-_RULES: dict[
-    str,
-    Callable[[tuple[Any, ...], dict[str, Any], torch.Tensor, Reads], list[Piece] | None],
-] = {
+_RULES: dict[str, Callable[[tuple[Any, ...], dict[str, Any], torch.Tensor, Reads], list[Piece] | None]] = {
     "aten::cat": _cat,
     "aten::stack": _stack,
     "aten::constant_pad_nd": _pad,

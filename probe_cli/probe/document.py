@@ -34,11 +34,7 @@ __all__ = ["manifest_of"]
 
 
 def manifest_of(
-    recording: Recording,
-    checkpoint: Checkpoint,
-    rank: Rank,
-    engine: EngineIdentity,
-    model_class: str,
+    recording: Recording, checkpoint: Checkpoint, rank: Rank, engine: EngineIdentity, model_class: str
 ) -> Manifest:
     """The manifest of one rank. The recording's model may be gone."""
     writes = _writes_by_tensor(recording)
@@ -109,11 +105,7 @@ def _destination(write: ModelWrite, state: TensorState, written: TensorState | N
     if written is not None and written is not state:
         if written.dtype.itemsize != state.dtype.itemsize:
             return None
-        view = View(
-            view.offset + written.storage_offset - state.storage_offset,
-            view.shape,
-            view.stride,
-        )
+        view = View(view.offset + written.storage_offset - state.storage_offset, view.shape, view.stride)
     return view if view.offset >= 0 else None
 
 
@@ -124,20 +116,8 @@ def _whole(write: ModelWrite, state: TensorState) -> bool:
 
 #: Operators whose destination is only an upper bound of what they write.
 _PARTIAL = frozenset(
-    {
-        "aten::index_put_",
-        "aten::_index_put_impl_",
-        "aten::index_copy_",
-        "aten::index_add_",
-        "aten::index_fill_",
-    }
-    | {
-        "aten::scatter_",
-        "aten::scatter_add_",
-        "aten::masked_fill_",
-        "aten::masked_scatter_",
-        "aten::put_",
-    }
+    {"aten::index_put_", "aten::_index_put_impl_", "aten::index_copy_", "aten::index_add_", "aten::index_fill_"}
+    | {"aten::scatter_", "aten::scatter_add_", "aten::masked_fill_", "aten::masked_scatter_", "aten::put_"}
 )
 
 
@@ -147,12 +127,7 @@ def _layer(name: str, recording: Recording, checkpoint: Checkpoint, writes: _Foo
     applications = tuple(
         _application(entry, recording, checkpoint) for entry in recording.contracts.get(name, {}).values()
     )
-    return Layer(
-        name=name,
-        class_name=type(module).__name__,
-        tensors=tensors,
-        applications=applications,
-    )
+    return Layer(name=name, class_name=type(module).__name__, tensors=tensors, applications=applications)
 
 
 def _tensor(state: TensorState, recording: Recording, writes: _Footprints) -> TensorEntry:
@@ -198,11 +173,7 @@ def _application(entry: Entry, recording: Recording, checkpoint: Checkpoint) -> 
 
 
 def _write(
-    write: ModelWrite,
-    entry: Entry,
-    order: dict[int, int],
-    recording: Recording,
-    checkpoint: Checkpoint,
+    write: ModelWrite, entry: Entry, order: dict[int, int], recording: Recording, checkpoint: Checkpoint
 ) -> Write:
     owned = write.owned
     state = recording.tensors.get(owned.layer, {}).get(owned.name)

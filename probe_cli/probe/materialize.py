@@ -17,17 +17,7 @@ __all__ = ["MetaMaterializer"]
 #: Uninitialized or random: nobody can depend on their values.
 _VALUELESS = frozenset({torch.empty, torch.empty_strided, torch.empty_permuted, torch.rand, torch.randn})
 #: Their values mean something: real while small.
-_FILLED = frozenset(
-    {
-        torch.zeros,
-        torch.ones,
-        torch.full,
-        torch.arange,
-        torch.linspace,
-        torch.eye,
-        torch.tensor,
-    }
-)
+_FILLED = frozenset({torch.zeros, torch.ones, torch.full, torch.arange, torch.linspace, torch.eye, torch.tensor})
 _FACTORIES = _VALUELESS | _FILLED | frozenset({torch.randint, torch.randperm, torch.as_tensor})
 _MOVES = frozenset({torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.pin_memory})
 
@@ -91,10 +81,7 @@ class MetaMaterializer(TorchFunctionMode):
 
 
 def _numel(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    size = kwargs.get(
-        "size",
-        args[0] if args and isinstance(args[0], (tuple, list, torch.Size)) else None,
-    )
+    size = kwargs.get("size", args[0] if args and isinstance(args[0], (tuple, list, torch.Size)) else None)
     if size is None:
         size = [arg for arg in args if isinstance(arg, int)]
     count = 1

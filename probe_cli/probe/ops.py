@@ -27,12 +27,7 @@ class Kind(enum.Enum):
     VALUE = enum.auto()
 
 
-_VALUE_OPS = {
-    aten._local_scalar_dense.default,
-    aten.equal.default,
-    aten.is_nonzero.default,
-    aten.allclose.default,
-}
+_VALUE_OPS = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.allclose.default}
 
 #: New tensors that take only geometry from their arguments.
 _GEOMETRY_ONLY = frozenset(
@@ -43,17 +38,7 @@ _GEOMETRY_ONLY = frozenset(
 )  # fmt: skip
 
 #: One output element for each input element, in place; not tagged pointwise by torch.
-_ELEMENTWISE = frozenset(
-    {
-        "clone",
-        "_to_copy",
-        "copy",
-        "contiguous",
-        "lift_fresh_copy",
-        "view_copy",
-        "alias_copy",
-    }
-)
+_ELEMENTWISE = frozenset({"clone", "_to_copy", "copy", "contiguous", "lift_fresh_copy", "view_copy", "alias_copy"})
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,7 @@ def watch_assignments(recorder: Recorder) -> Iterator[None]:
 
         return read
 
-    patched = {
-        "data": property(_GET_DATA, set_data),
-        "tolist": reader("tolist"),
-        "numpy": reader("numpy"),
-    }
+    patched = {"data": property(_GET_DATA, set_data), "tolist": reader("tolist"), "numpy": reader("numpy")}
     for name, value in patched.items():
         setattr(torch.Tensor, name, value)
     try:

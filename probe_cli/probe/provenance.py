@@ -73,24 +73,11 @@ class Origin:
 
     base: View
     dtype: torch.dtype
-    #: Index of the source whose own storage this is.
-    source: int | None = None
     #: In the order in which they were written: a later one hides what it covers.
     pieces: list[Piece] = field(default_factory=list)
 
     def reads(self, view: View, dtype: torch.dtype) -> list[Read]:
         """The source elements behind a view of this storage (`view` in elements of `dtype`)."""
-        if self.source is not None:
-            return [
-                Read(
-                    self.source,
-                    view,
-                    None,
-                    False,
-                    True,
-                    None if dtype == self.dtype else dtype,
-                )
-            ]
         if not self.pieces:
             return []
         if dtype.itemsize != self.dtype.itemsize:
@@ -104,8 +91,6 @@ class Origin:
 
     def sources(self) -> list[int]:
         """The sources behind any element of this storage, in the order in which they were written."""
-        if self.source is not None:
-            return [self.source]
         return list(dict.fromkeys(piece.source for piece in self.pieces if piece.source >= 0))
 
     def _visible(self) -> list[Piece]:
@@ -155,11 +140,7 @@ def _match(piece: Piece, view: View, base: View, *, alone: bool) -> list[Read] |
         if found is None:
             return None
         grid, box = base, found
-    fragments = decompose(
-        View(view.offset - grid.offset, view.shape, view.stride),
-        grid.shape,
-        grid.stride,
-    )
+    fragments = decompose(View(view.offset - grid.offset, view.shape, view.stride), grid.shape, grid.stride)
     if fragments is None:
         return None
     reads: list[Read] = []
@@ -173,10 +154,7 @@ def _match(piece: Piece, view: View, base: View, *, alone: bool) -> list[Read] |
 
 
 def _read(
-    piece: Piece,
-    fragment: Fragment,
-    ranges: tuple[tuple[int, int], ...],
-    box: tuple[tuple[int, int], ...],
+    piece: Piece, fragment: Fragment, ranges: tuple[tuple[int, int], ...], box: tuple[tuple[int, int], ...]
 ) -> Read:
     offset = piece.src.offset
     for coordinate, (low, _), stride in zip(fragment.start, box, piece.src.stride):
@@ -187,20 +165,11 @@ def _read(
         offset += start * stride
         strides.append(stride)
     src = View(offset, tuple(size for _, size in ranges), tuple(strides))
-    return Read(
-        piece.source,
-        src,
-        _Part(fragment, ranges),
-        piece.computed,
-        True,
-        piece.src_dtype,
-    )
+    return Read(piece.source, src, _Part(fragment, ranges), piece.computed, True, piece.src_dtype)
 
 
 def _clip(
-    fragment: Fragment,
-    ranges: tuple[tuple[int, int], ...],
-    box: tuple[tuple[int, int], ...],
+    fragment: Fragment, ranges: tuple[tuple[int, int], ...], box: tuple[tuple[int, int], ...]
 ) -> list[tuple[tuple[int, int], ...]] | None:
     """The ranges of a fragment that fall into a box of the base."""
     for dim, (low, high) in enumerate(box):
@@ -221,20 +190,12 @@ def _clip(
             stop = min(size, (high - 1 - fixed) // step + 1)
             if first >= stop:
                 return []
-            return _clip(
-                fragment,
-                (*ranges[:outer], (start + first, stop - first), *ranges[outer + 1 :]),
-                box,
-            )
+            return _clip(fragment, (*ranges[:outer], (start + first, stop - first), *ranges[outer + 1 :]), box)
         if size > _MAX_SPLITS:
             return None
         parts: list[tuple[tuple[int, int], ...]] = []
         for index in range(size):
-            clipped = _clip(
-                fragment,
-                (*ranges[:outer], (start + index, 1), *ranges[outer + 1 :]),
-                box,
-            )
+            clipped = _clip(fragment, (*ranges[:outer], (start + index, 1), *ranges[outer + 1 :]), box)
             if clipped is None:
                 return None
             parts += clipped
@@ -280,11 +241,4 @@ def pieces_of(reads: Sequence[Read], at: View, *, computed: bool) -> Iterator[Pi
     """What a storage holds after `reads` were written to its elements `at`."""
     for read in reads:
         exact = read.exact
-        yield Piece(
-            read.source,
-            read.of(at),
-            read.src,
-            computed or read.computed,
-            exact,
-            read.src_dtype,
-        )
+        yield Piece(read.source, read.of(at), read.src, computed or read.computed, exact, read.src_dtype)

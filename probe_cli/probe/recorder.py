@@ -23,16 +23,7 @@ from probe_cli.manifest.schema import View
 from probe_cli.model.inventory import Inventory, OwnedTensor, storage_key
 from probe_cli.probe.derive import derived_reads
 from probe_cli.probe.ops import Kind, OpInfo, op_info, tensors_in
-from probe_cli.probe.provenance import (
-    Origin,
-    Piece,
-    Read,
-    broadcast,
-    fresh,
-    in_units,
-    pieces_of,
-    view_of,
-)
+from probe_cli.probe.provenance import Origin, Piece, Read, broadcast, fresh, in_units, pieces_of, view_of
 from probe_cli.probe.values import Recipe, ValueStore
 
 __all__ = ["ModelWrite", "Recorder", "code_line"]
@@ -42,25 +33,8 @@ _COPY = aten.copy_.default
 
 #: In-place operators that do not read what they overwrite.
 _OVERWRITES = frozenset(
-    {
-        "copy_",
-        "fill_",
-        "zero_",
-        "normal_",
-        "uniform_",
-        "random_",
-        "bernoulli_",
-        "exponential_",
-        "_foreach_copy_",
-    }
-    | {
-        "_foreach_zero_",
-        "_index_put_impl_",
-        "index_put_",
-        "index_copy_",
-        "index_fill_",
-        "set_",
-    }
+    {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "_foreach_copy_"}
+    | {"_foreach_zero_", "_index_put_impl_", "index_put_", "index_copy_", "index_fill_", "set_"}
 )
 _PLAIN_COPIES = frozenset({"copy_", "_foreach_copy_"})
 
@@ -95,39 +69,51 @@ def code_line() -> str:
 class Recorder(TorchDispatchMode):
     """See the module docstring. `on_write` gets the model writes of each operator as they happen."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would wrap every dispatched operator in dynamo's "disable": several times the cost of recording it.
+        return False
+
     def __init__(
         self,
         inventory: Inventory,
         values: ValueStore,
-        names: Sequence[str],
+        sources: Sequence[Source],
         on_write: Callable[[list[ModelWrite]], None],
     ) -> None:
         super().__init__()
         self.inventory = inventory
         self.values = values
-        self.names = names
+        self.sources = sources
         self.on_write = on_write
-        self.origins: dict[int, Origin] = {}
-        #: The tensor that a loader was called for: wins where several tensors share a storage.
-        self.destination: OwnedTensor | None = None
+        #: By storage. A source stands as its index until something asks for more: most are only declined.
+        self.origins: dict[int, Origin | int] = {}
+        #: The parameter and the arguments of the loader call that is running.
+        self.call: tuple[torch.Tensor | None, tuple[Any, ...]] | None = None
         self.current: int | None = None
         #: The first error, for loading code that swallows exceptions.
         self.failure: ProbeError | None = None
+        self._stand_ins: dict[int, torch.Tensor] = {}
         self._alive: list[torch.Tensor] = []
+        values.source_of = self._source_of
 
     # Sources
 
-    def add_source(self, index: int, source: Source, tensor: torch.Tensor) -> None:
-        """Know `tensor` as source `index`."""
-        key = storage_key(tensor)
-        self.origins[key] = Origin(view_of(tensor), tensor.dtype, source=index)
-        self.values.add_source(key, source)
-        self._alive.append(tensor)
+    def add_source(self, index: int, tensor: torch.Tensor) -> None:
+        """Know `tensor` (contiguous, with a storage of its own) as source `index`."""
+        self.origins[storage_key(tensor)] = index
+        self._stand_ins[index] = tensor
+
+    def _source_of(self, key: int) -> Source | None:
+        origin = self.origins.get(key)
+        return self.sources[origin] if isinstance(origin, int) else None
 
     def sources_of(self, tensor: torch.Tensor) -> list[int]:
         """The sources behind any element of a tensor's storage."""
         origin = self.origins.get(storage_key(tensor))
-        return [] if origin is None else origin.sources()
+        if origin is None:
+            return []
+        return [origin] if isinstance(origin, int) else origin.sources()
 
     def fail(self, message: str, hint: str | None = None) -> ProbeError:
         """Make the error that ends this replay."""
@@ -138,28 +124,24 @@ class Recorder(TorchDispatchMode):
 
     def loading(self) -> str:
         """The source being loaded, for messages."""
-        return "no source" if self.current is None else f"source {self.names[self.current]}"
+        return "no source" if self.current is None else f"source {self.sources[self.current].name}"
 
     # Dispatch
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is _COPY:
             target = args[0]
             owners = self.inventory.on_storage(storage_key(target))
             if owners:
-                self._record(
-                    owners,
-                    target,
-                    self._elementwise_reads(target, [args[1]], False),
-                    "aten::copy_",
-                )
+                source = args[1]
+                if source.shape == target.shape:
+                    reads = self._reads(source)
+                else:
+                    reads = self._elementwise_reads(target, [source], False)
+                self._record(owners, target, reads, "aten::copy_")
                 return target
         info = op_info(func)
         if info.kind is Kind.VIEW:
@@ -172,13 +154,7 @@ class Recorder(TorchDispatchMode):
 
     # Operators that make something new
 
-    def _pure(
-        self,
-        func: OpOverload,
-        info: OpInfo,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _pure(self, func: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs = tensors_in(args, kwargs)
         if not inputs:
             result = func(*args, **kwargs)
@@ -244,13 +220,7 @@ class Recorder(TorchDispatchMode):
 
     # Operators that hand back a value
 
-    def _value(
-        self,
-        func: OpOverload,
-        info: OpInfo,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _value(self, func: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*self._real(func, args), **self._real(func, kwargs))
 
     def _real(self, func: object, value: Any) -> Any:
@@ -278,19 +248,13 @@ class Recorder(TorchDispatchMode):
         if owners:
             return f"tensor {owners[0].full_name}"
         origin = self.origins.get(key)
-        if origin is not None and origin.sources():
-            return "source " + " + ".join(self.names[index] for index in origin.sources())
+        if origin is not None and self.sources_of(tensor):
+            return "source " + " + ".join(self.sources[index].name for index in self.sources_of(tensor))
         return f"a {tuple(tensor.shape)} tensor made during the load of {self.loading()}"
 
     # Operators that write
 
-    def _mutate(
-        self,
-        func: OpOverload,
-        info: OpInfo,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _mutate(self, func: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         base = info.name.split("::")[-1]
         targets: list[torch.Tensor] = []
         returned: list[Any] = []
@@ -321,12 +285,7 @@ class Recorder(TorchDispatchMode):
                     found, target, read, info.name
                 )
             else:
-                self._write_scratch(
-                    target,
-                    pieces,
-                    read,
-                    spoiled=suppressed or target.device.type == "meta",
-                )
+                self._write_scratch(target, pieces, read, spoiled=suppressed or target.device.type == "meta")
         if not suppressed:
             return result
         if not func._schema.returns:
@@ -361,19 +320,13 @@ class Recorder(TorchDispatchMode):
             return pieces, []
         return [], self._bounds(inputs)
 
-    def _write_scratch(
-        self,
-        target: torch.Tensor,
-        pieces: list[Piece],
-        reads: list[Read],
-        *,
-        spoiled: bool,
-    ) -> None:
+    def _write_scratch(self, target: torch.Tensor, pieces: list[Piece], reads: list[Read], *, spoiled: bool) -> None:
         key = storage_key(target)
         origin = self.origins[key]
-        if origin.source is not None:  # a loader changes the source tensor in place
-            origin.pieces = [Piece(origin.source, origin.base, origin.base, False)]
-            origin.source = None
+        if isinstance(origin, int):  # a loader changes the source tensor in place
+            stand_in = self._stand_ins[origin]
+            base = view_of(stand_in)
+            origin = self.origins[key] = Origin(base, stand_in.dtype, [Piece(origin, base, base, False)])
         at = in_units(view_of(target), target.dtype, origin.dtype)
         if at is None:
             at = origin.base
@@ -391,7 +344,14 @@ class Recorder(TorchDispatchMode):
 
     def _reads(self, tensor: torch.Tensor, view: View | None = None) -> list[Read]:
         origin = self.origins.get(storage_key(tensor))
-        return [] if origin is None else origin.reads(view or view_of(tensor), tensor.dtype)
+        if origin is None:
+            return []
+        view = view or view_of(tensor)
+        if isinstance(origin, int):
+            dtype = tensor.dtype
+            other = None if dtype is self._stand_ins[origin].dtype else dtype
+            return [Read(origin, view, None, False, True, other)]
+        return origin.reads(view, tensor.dtype)
 
     def _elementwise_reads(self, target: torch.Tensor, inputs: Sequence[torch.Tensor], computed: bool) -> list[Read]:
         reads: list[Read] = []
@@ -420,23 +380,27 @@ class Recorder(TorchDispatchMode):
 
     # Model writes
 
+    def destination(self, parameter: torch.Tensor | None, args: tuple[Any, ...]) -> OwnedTensor | None:
+        """The model tensor that a loader was called for: it wins where several tensors share a storage."""
+        for tensor in (*args[:2], parameter):
+            if isinstance(tensor, torch.Tensor):
+                owners = self.inventory.owners(tensor)
+                if owners:
+                    return owners[0]
+        return None
+
     def _owner(self, owners: list[OwnedTensor], target: torch.Tensor) -> OwnedTensor:
         if len(owners) == 1:
             return owners[0]
-        if self.destination is not None and any(owned is self.destination for owned in owners):
-            return self.destination
+        destination = None if self.call is None else self.destination(*self.call)
+        if destination is not None and any(owned is destination for owned in owners):
+            return destination
         for owned in owners:
             if owned.tensor is target:
                 return owned
         return next((owned for owned in owners if owned.tensor.shape == target.shape), owners[0])
 
-    def _record(
-        self,
-        owners: list[OwnedTensor],
-        target: torch.Tensor,
-        reads: list[Read],
-        op: str,
-    ) -> None:
+    def _record(self, owners: list[OwnedTensor], target: torch.Tensor, reads: list[Read], op: str) -> None:
         owned = self._owner(owners, target)
         own = owned.tensor
         at = view_of(target)
@@ -448,15 +412,7 @@ class Recorder(TorchDispatchMode):
         if reads:
             writes = [
                 ModelWrite(
-                    owned,
-                    read.of(at),
-                    read.source,
-                    read.src,
-                    read.computed,
-                    read.exact,
-                    read.src_dtype,
-                    other,
-                    op,
+                    owned, read.of(at), read.source, read.src, read.computed, read.exact, read.src_dtype, other, op
                 )
                 for read in reads
             ]
@@ -467,13 +423,7 @@ class Recorder(TorchDispatchMode):
         self.values.spoil(key)
         self.on_write(writes)
 
-    def _record_pieces(
-        self,
-        owners: list[OwnedTensor],
-        target: torch.Tensor,
-        pieces: list[Piece],
-        op: str,
-    ) -> None:
+    def _record_pieces(self, owners: list[OwnedTensor], target: torch.Tensor, pieces: list[Piece], op: str) -> None:
         owned = self._owner(owners, target)
         start = owned.tensor.storage_offset()
         writes = [
@@ -500,7 +450,7 @@ class Recorder(TorchDispatchMode):
         origin = self.origins.get(key)
         if origin is None:
             origin = self.origins[key] = fresh(own)
-        if origin.source is not None:
+        if isinstance(origin, int):
             return
         for write in writes:
             at = View(write.dst.offset + start, write.dst.shape, write.dst.stride)
@@ -512,16 +462,7 @@ class Recorder(TorchDispatchMode):
                 origin.pieces.append(Piece(-1, at, at, False, exact))
             else:
                 brought = write.src if write.src is not None else at
-                origin.pieces.append(
-                    Piece(
-                        write.source,
-                        at,
-                        brought,
-                        write.computed,
-                        exact,
-                        write.src_dtype,
-                    )
-                )
+                origin.pieces.append(Piece(write.source, at, brought, write.computed, exact, write.src_dtype))
 
     def assign(self, owned: OwnedTensor, value: torch.Tensor, op: str) -> None:
         """A model tensor gets another storage (`.data =`, `set_`, a new parameter under an old name)."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from probe_cli.checkpoint import Checkpoint
 from probe_cli.engines.base import Engine
@@ -27,7 +28,9 @@ __all__ = ["DEFAULT_VALUE_LIMIT", "Progress", "Recording", "replay", "stand_in"]
 #: Bytes up to which a source is read for real when the load asks for its value.
 DEFAULT_VALUE_LIMIT = 1 << 16
 
-#: Called with (sources fed so far, sources in all), at most about a hundred times a replay.
+_CHUNK = 256
+
+#: Called with (sources fed so far, sources in all), every few hundred sources.
 Progress = Callable[[int, int], None]
 
 
@@ -99,13 +102,10 @@ def replay(
     inventory = Inventory(model)
     snapshot = ModelSnapshot(model) if restore else None
     collector = Collector(engine, Binder(inventory.names_of_modules, engine.control_flags))
-    names = [source.name for source in checkpoint.sources]
-    recorder = Recorder(inventory, ValueStore(checkpoint, value_limit), names, collector.on_write)
+    recorder = Recorder(inventory, ValueStore(checkpoint, value_limit), checkpoint.sources, collector.on_write)
     collector.recorder = recorder
     loaders = LoaderInterception(
-        collector.on_call,
-        (owned.tensor for owned in inventory.tensors()),
-        engine.default_loaders(),
+        collector.on_call, (owned.tensor for owned in inventory.tensors()), engine.default_loaders()
     )
     stream = _Stream(checkpoint, recorder, progress)
     try:
@@ -144,20 +144,23 @@ class _Stream:
         self.fed = 0
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        total = len(self._checkpoint.sources)
-        every = max(1, total // 100)
-        for index, source in enumerate(self._checkpoint.sources):
-            # The stand-in is made outside of what is recorded: the consumer's modes are active in this generator.
-            with torch.utils._python_dispatch._disable_current_modes():
-                tensor = stand_in(source.name, source.dtype, source.shape)
-            self._recorder.add_source(index, source, tensor)
-            self._recorder.current = index
-            self.fed = index + 1
-            if self._progress is not None and index % every == 0:
-                self._progress(index, total)
-            yield source.name, tensor
+        sources = self._checkpoint.sources
+        recorder = self._recorder
+        for start in range(0, len(sources), _CHUNK):
+            chunk = sources[start : start + _CHUNK]
+            # Stand-ins are made outside of what is recorded: the consumer's modes are active in this generator, and
+            # leaving them costs too much to do it for each.
+            with _disable_current_modes():
+                tensors = [stand_in(source.name, source.dtype, source.shape) for source in chunk]
+            if self._progress is not None:
+                self._progress(start, len(sources))
+            for index, (source, tensor) in enumerate(zip(chunk, tensors), start):
+                recorder.add_source(index, tensor)
+                recorder.current = index
+                self.fed = index + 1
+                yield source.name, tensor
         if self._progress is not None:
-            self._progress(total, total)
+            self._progress(len(sources), len(sources))
 
 
 def _recording(model: nn.Module, inventory: Inventory, collector: Collector, stream: _Stream) -> Recording:

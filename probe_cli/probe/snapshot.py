@@ -15,20 +15,7 @@ from torch import nn
 
 __all__ = ["ModelSnapshot"]
 
-_LEAVES = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-    type,
-    ModuleType,
-    FunctionType,
-    MethodType,
-    torch.dtype,
-)
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, MethodType, torch.dtype)
 
 
 class ModelSnapshot:
@@ -90,11 +77,7 @@ class ModelSnapshot:
 def _tensor_restorer(tensor: torch.Tensor) -> Callable[[], None]:
     # An alias of the same storage with the same geometry: enough to point the tensor back to it.
     data = torch._C.TensorBase.data.__get__(tensor)
-    requires_grad, grad, is_leaf = (
-        tensor.requires_grad,
-        tensor.grad if tensor.is_leaf else None,
-        tensor.is_leaf,
-    )
+    requires_grad, grad, is_leaf = (tensor.requires_grad, tensor.grad if tensor.is_leaf else None, tensor.is_leaf)
     had_dict = dict(getattr(tensor, "__dict__", {}))
 
     def restore() -> None:

@@ -38,15 +38,12 @@ class ValueStore:
     def __init__(self, checkpoint: Checkpoint, limit: int) -> None:
         self._checkpoint = checkpoint
         self._limit = limit
-        self._sources: dict[int, Source] = {}
+        #: Storage -> the source that it holds unchanged; set by the recorder.
+        self.source_of: Callable[[int], Source | None] = lambda key: None
         self._recipes: dict[int, Recipe] = {}
         self._contents: dict[int, torch.Tensor] = {}
         #: Storages whose real contents are not what the load would have left there.
         self.stale: set[int] = set()
-
-    def add_source(self, key: int, source: Source) -> None:
-        """Know the source behind a storage."""
-        self._sources[key] = source
 
     def add_recipe(self, key: int, recipe: Recipe) -> None:
         """Know how a storage on meta was made."""
@@ -62,7 +59,7 @@ class ValueStore:
         """Whether a value made of this tensor could still be had: it is real and current, or small and known."""
         if key in self.stale:
             return False
-        source = self._sources.get(key)
+        source = self.source_of(key)
         if source is not None:
             return source.nbytes <= self._limit
         return tensor.device.type != "meta" or key in self._recipes
@@ -80,7 +77,7 @@ class ValueStore:
         return contents.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def _make(self, key: int) -> torch.Tensor:
-        source = self._sources.get(key)
+        source = self.source_of(key)
         if source is not None:
             return self._read(source)
         recipe = self._recipes.get(key)
@@ -88,12 +85,7 @@ class ValueStore:
             raise ProbeError("the value cannot be derived from the checkpoint")
         result = recipe.func(*self._real(recipe.args), **self._real(recipe.kwargs))
         tensor: torch.Tensor = result[recipe.output] if isinstance(result, (tuple, list)) else result
-        return torch.as_strided(
-            tensor,
-            (tensor.untyped_storage().nbytes() // tensor.dtype.itemsize,),
-            (1,),
-            0,
-        )
+        return torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.dtype.itemsize,), (1,), 0)
 
     def _real(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
