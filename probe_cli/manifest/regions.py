@@ -15,16 +15,7 @@ from typing import TypeAlias
 from probe_cli.dtypes import numel
 from probe_cli.manifest.schema import View
 
-__all__ = [
-    "Fragment",
-    "IndexRange",
-    "contiguous",
-    "decompose",
-    "is_whole",
-    "rescale",
-    "slabs",
-    "whole",
-]
+__all__ = ["Fragment", "IndexRange", "contiguous", "decompose", "is_whole", "rescale", "slabs", "whole"]
 
 #: Indices start, start + step, ... below stop.
 IndexRange: TypeAlias = tuple[int, int, int]
@@ -74,7 +65,8 @@ class Fragment:
 
     def of(self, view: View) -> View:
         """The same elements, in the same order, of another view with the shape of the original one."""
-        offset, strides = view.offset, []
+        offset = view.offset
+        strides: list[int] = []
         for (start, _), factors, stride in zip(self.ranges, self.factors, view.stride):
             offset += start * stride
             inner = stride
@@ -90,11 +82,7 @@ def decompose(view: View, shape: tuple[int, ...], stride: tuple[int, ...] | None
     """Cut a view of a base tensor (`shape`, `stride`, offset 0) into fragments; None if it does not walk along the
     base's dimensions (a diagonal, a view that leaves the base, a base that overlaps itself)."""
     strides = contiguous(shape) if stride is None else stride
-    dims = sorted(
-        (d for d in range(len(shape)) if shape[d] > 1),
-        key=lambda d: strides[d],
-        reverse=True,
-    )
+    dims = sorted((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: strides[d], reverse=True)
     base = [(d, shape[d], strides[d]) for d in dims]
     if any(outer[2] < inner[2] * inner[1] for outer, inner in zip(base, base[1:])) or (base and base[-1][2] < 1):
         return None
@@ -177,12 +165,7 @@ def _refine(
             move.append((-1, 0))
         factors[view_dim] = tuple(reversed(split))
         moves[view_dim] = list(reversed(move))
-    return Fragment(
-        ranges,
-        tuple(factors),
-        tuple(m for per_dim in moves for m in per_dim),
-        tuple(start),
-    )
+    return Fragment(ranges, tuple(factors), tuple(m for per_dim in moves for m in per_dim), tuple(start))
 
 
 def slabs(
@@ -227,11 +210,7 @@ def rescale(view: View, numerator: int, denominator: int) -> View | None:
         factor = numerator // denominator
         scaled = tuple(s * factor for s in view.stride)
         if view.shape and view.stride[-1] == 1:
-            return View(
-                view.offset * factor,
-                (*view.shape[:-1], view.shape[-1] * factor),
-                (*scaled[:-1], 1),
-            )
+            return View(view.offset * factor, (*view.shape[:-1], view.shape[-1] * factor), (*scaled[:-1], 1))
         return View(view.offset * factor, (*view.shape, factor), (*scaled, 1))
     if denominator % numerator:
         return None

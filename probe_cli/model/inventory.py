@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import nn
@@ -15,7 +16,8 @@ __all__ = ["Inventory", "LayerTensors", "OwnedTensor", "storage_key"]
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Identity of the storage behind a tensor: equal for all views of one storage, while that storage lives."""
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +28,7 @@ class OwnedTensor:
     name: str
     tensor: torch.Tensor
     module: nn.Module
-    kind: str
+    kind: Literal["parameter", "buffer"]
     persistent: bool = True
 
     @property
@@ -98,11 +100,13 @@ class Inventory:
 
 def owned_tensors(name: str, module: nn.Module) -> Iterable[OwnedTensor]:
     """The tensors that a module directly owns, parameters first."""
-    for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
-        for local, tensor in tensors.items():
-            if tensor is not None:
-                persistent = kind == "parameter" or local not in module._non_persistent_buffers_set
-                yield OwnedTensor(name, local, tensor, module, kind, persistent)
+    for local, parameter in module._parameters.items():
+        if parameter is not None:
+            yield OwnedTensor(name, local, parameter, module, "parameter")
+    for local, buffer in module._buffers.items():
+        if buffer is not None:
+            persistent = local not in module._non_persistent_buffers_set
+            yield OwnedTensor(name, local, buffer, module, "buffer", persistent)
 
 
 def _key(tensor: torch.Tensor, owned: OwnedTensor) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -25,7 +25,7 @@ class Entry:
     sources: tuple[int, ...]
     selectors: dict[str, Any]
     direct: bool
-    attribution: str
+    attribution: Literal["storage", "stream"]
     count: int = 0
     #: Distinct writes, in order.
     writes: dict[ModelWrite, None] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Collector:
         *,
         direct: bool,
     ) -> None:
-        attribution = "storage"
+        attribution: Literal["storage", "stream"] = "storage"
         if not sources:
             if self.recorder.current is None:
                 raise self.recorder.fail(

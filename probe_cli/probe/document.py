@@ -242,8 +242,8 @@ def _bytes_read(entries: Iterable[Entry], checkpoint: Checkpoint) -> int:
                 views.setdefault(source, [])
     total = 0
     for index, selected in views.items():
-        source = checkpoint.sources[index]
-        total += union_size(source.shape, selected) * DTYPE_BITS[source.dtype] // 8
+        header = checkpoint.sources[index]
+        total += union_size(header.shape, selected) * DTYPE_BITS[header.dtype] // 8
     return total
 
 

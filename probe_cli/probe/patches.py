@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,8 +18,10 @@ from probe_cli.probe.recorder import Recorder
 
 __all__ = ["watch_assignments", "watch_registrations"]
 
-_GET_DATA = torch._C.TensorBase.data.__get__
-_SET_DATA = torch._C.TensorBase.data.__set__
+# The getset descriptor of C++; `data` on `torch.Tensor` is what is patched.
+_DATA: Any = vars(torch._C.TensorBase)["data"]
+_GET_DATA = _DATA.__get__
+_SET_DATA = _DATA.__set__
 
 
 @contextmanager
@@ -64,7 +66,7 @@ def watch_registrations(inventory: Inventory, recorder: Recorder, loaders: Loade
     """Know parameters and buffers that are registered during the load, and record what they already hold."""
     thread = threading.get_ident()
 
-    def registered(kind: str, module: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+    def registered(kind: Literal["parameter", "buffer"], module: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
         layer = inventory.names_of_modules.get(module)
         if tensor is None or layer is None or threading.get_ident() != thread:
             return

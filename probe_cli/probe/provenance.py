@@ -22,7 +22,7 @@ _MAX_SPLITS = 64
 
 def view_of(tensor: torch.Tensor) -> View:
     """A tensor's place in its storage, in elements of its dtype."""
-    return View(tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+    return View(int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
 
 
 @dataclass(frozen=True)

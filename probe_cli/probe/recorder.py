@@ -66,7 +66,7 @@ def code_line() -> str:
     return "unknown line"
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """See the module docstring. `on_write` gets the model writes of each operator as they happen."""
 
     @classmethod
@@ -81,7 +81,7 @@ class Recorder(TorchDispatchMode):
         sources: Sequence[Source],
         on_write: Callable[[list[ModelWrite]], None],
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.inventory = inventory
         self.values = values
         self.sources = sources
@@ -405,7 +405,7 @@ class Recorder(TorchDispatchMode):
         own = owned.tensor
         at = view_of(target)
         other = None if target.dtype == own.dtype else target.dtype
-        start = own.storage_offset()
+        start = int(own.storage_offset())
         if start:
             start = start * own.dtype.itemsize // target.dtype.itemsize
             at = View(at.offset - start, at.shape, at.stride)
@@ -425,7 +425,7 @@ class Recorder(TorchDispatchMode):
 
     def _record_pieces(self, owners: list[OwnedTensor], target: torch.Tensor, pieces: list[Piece], op: str) -> None:
         owned = self._owner(owners, target)
-        start = owned.tensor.storage_offset()
+        start = int(owned.tensor.storage_offset())
         writes = [
             ModelWrite(
                 owned,

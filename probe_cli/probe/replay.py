@@ -181,7 +181,7 @@ def _recording(model: nn.Module, inventory: Inventory, collector: Collector, str
                 owned.tensor.dtype,
                 tuple(owned.tensor.shape),
                 owned.tensor.stride(),
-                owned.tensor.storage_offset(),
+                int(owned.tensor.storage_offset()),
             )
             for owned in layer.tensors.values()
         }

@@ -17,6 +17,9 @@ __all__ = ["ModelSnapshot"]
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, MethodType, torch.dtype)
 
+#: The getset descriptor of C++, whatever `torch.Tensor` shows under that name.
+_DATA: Any = vars(torch._C.TensorBase)["data"]
+
 
 class ModelSnapshot:
     """The state of a model at one moment; `restore` brings it back, in place."""
@@ -76,7 +79,7 @@ class ModelSnapshot:
 
 def _tensor_restorer(tensor: torch.Tensor) -> Callable[[], None]:
     # An alias of the same storage with the same geometry: enough to point the tensor back to it.
-    data = torch._C.TensorBase.data.__get__(tensor)
+    data = _DATA.__get__(tensor)
     requires_grad, grad, is_leaf = (tensor.requires_grad, tensor.grad if tensor.is_leaf else None, tensor.is_leaf)
     had_dict = dict(getattr(tensor, "__dict__", {}))
 
@@ -88,7 +91,7 @@ def _tensor_restorer(tensor: torch.Tensor) -> Callable[[], None]:
             or tensor.storage_offset() != data.storage_offset()
             or tensor.dtype != data.dtype
         ):
-            torch._C.TensorBase.data.__set__(tensor, data)
+            _DATA.__set__(tensor, data)
         if is_leaf and tensor.requires_grad != requires_grad:
             tensor.requires_grad_(requires_grad)
         if is_leaf and tensor.grad is not grad:
