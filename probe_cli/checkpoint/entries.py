@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn, TypeAlias
 
-from probe_cli.checkpoint.strict_json import Fault, parse_string, parse_string_map, parse_value, skip_space
+from probe_cli.checkpoint.strict_json import Fault, Reader
 from probe_cli.checkpoint.text import is_plain, quote
 from probe_cli.dtypes import DTYPE_BITS
 from probe_cli.errors import CheckpointError
@@ -29,56 +29,30 @@ Record: TypeAlias = tuple[int, int, str, str, tuple[int, ...]]
 
 
 def parse_entries(text: str, *, file: str) -> tuple[list[Record], dict[str, str]]:
-    """Records in the order of the JSON text, and `__metadata__`. `text` starts with "{". Raises CheckpointError."""
+    """Records in the order of the JSON text, and `__metadata__`. Raises CheckpointError."""
     records: list[Record] = []
-    metadata: dict[str, str] | None = None
-    seen: set[str] = set()
+    metadata: dict[str, str] = {}
+    reader = Reader(text)
     try:
-        position = skip_space(text, 1)
-        stop = text[position : position + 1]
-        if stop == "}":
-            position += 1
-        while stop != "}":
-            name, position = parse_string(text, skip_space(text, position), "a tensor name")
-            position = skip_space(text, position)
-            if text[position : position + 1] != ":":
-                raise Fault(f"expected ':' after key {quote(name)}", position)
-            position = skip_space(text, position + 1)
+        for name in reader.members("the header"):
             if name == METADATA:
-                if metadata is not None:
-                    fail(file, f"duplicate key {METADATA!r}")
-                metadata, position = parse_string_map(text, position, METADATA)
+                metadata = reader.string_map(METADATA)
             else:
-                _check_name(name, seen, file)
-                record, position = _entry(name, text, position, file)
-                records.append(record)
-            position = skip_space(text, position)
-            stop = text[position : position + 1]
-            if stop not in (",", "}") or not stop:
-                raise Fault("expected ',' or '}'", position)
-            position += 1
-        position = skip_space(text, position)
-        if position < len(text):
-            raise Fault("expected the end of the header after its JSON object", position)
+                records.append(_entry(name, reader, file))
+        reader.end()
     except Fault as fault:
         fail(file, f"header at character {fault.position:,}: {fault}")
-    return records, metadata or {}
+    return records, metadata
 
 
-def _check_name(name: str, seen: set[str], file: str) -> None:
-    if name in seen:
-        fail(file, f"tensor {quote(name)}: duplicate key")
-    if len(name) > MAX_NAME:
-        fail(file, f"tensor {quote(name)}: name is longer than {MAX_NAME:,} characters")
-    if not is_plain(name):
-        fail(file, f"tensor {quote(name)}: name has control characters")
-    seen.add(name)
-
-
-def _entry(name: str, text: str, position: int, file: str) -> tuple[Record, int]:
+def _entry(name: str, reader: Reader, file: str) -> Record:
     where = f"tensor {quote(name)}"
+    if len(name) > MAX_NAME:
+        fail(file, f"{where}: name is longer than {MAX_NAME:,} characters")
+    if not is_plain(name):
+        fail(file, f"{where}: name has control characters")
     try:
-        value, position = parse_value(text, position, _MAX_ENTRY)
+        value = reader.value(_MAX_ENTRY)
     except Fault as fault:
         fail(file, f"{where}: {fault}")
     if not isinstance(value, dict):
@@ -99,7 +73,7 @@ def _entry(name: str, text: str, position: int, file: str) -> tuple[Record, int]
     if end - begin != nbytes:
         span = f"data_offsets {quote(offsets)} span {quote(end - begin)} bytes"
         fail(file, f"{where}: {span}, expected {nbytes} for {dtype} of shape {quote(list(shape))}")
-    return (begin, end, name, dtype, shape), position
+    return begin, end, name, dtype, shape
 
 
 def _shape(value: Any, where: str, file: str) -> tuple[int, ...]:

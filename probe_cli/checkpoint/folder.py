@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
+from probe_cli.checkpoint.index import MAX_INDEX, parse_index
 from probe_cli.checkpoint.local import read_text
-from probe_cli.checkpoint.strict_json import Fault, loads
-from probe_cli.checkpoint.text import is_plain, quote, some
+from probe_cli.checkpoint.text import some
 from probe_cli.errors import CheckpointError
 
-__all__ = ["INDEX_NAME", "MAX_INDEX", "Layout", "choose", "parse_index", "read_layout"]
+__all__ = ["INDEX_NAME", "Layout", "choose", "read_layout"]
 
 INDEX_NAME = "model.safetensors.index.json"
 _INDEX_SUFFIX = ".safetensors.index.json"
-MAX_INDEX = 200_000_000
 _CONSOLIDATED = re.compile(r"consolidated.*\.safetensors$")
 _FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz")
 
@@ -83,41 +82,3 @@ def read_layout(root: Path, index: str | None = None) -> Layout:
             hint="download the missing shards",
         )
     return Layout(files, index, weight_map)
-
-
-def parse_index(text: str, *, file: str) -> dict[str, str]:
-    """The `weight_map` of an index, its file names checked. Raises CheckpointError."""
-    try:
-        document = loads(text)
-    except Fault as fault:
-        raise CheckpointError(f"{file}: {fault} (character {fault.position:,})") from None
-    weight_map = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{file}: has no 'weight_map' object, expected a map from tensor to file")
-    if not weight_map:
-        raise CheckpointError(f"{file}: weight_map is empty, expected at least one tensor")
-    good: set[str] = set()
-    for name, target in weight_map.items():
-        if not isinstance(target, str):
-            raise CheckpointError(f"{file}: weight_map of {quote(name)} is {quote(target)}, expected a file name")
-        if target not in good:
-            if not _is_inside(target):
-                raise CheckpointError(
-                    f"{file}: weight_map of {quote(name)} names {quote(target)}, "
-                    "expected a .safetensors file in the folder"
-                )
-            good.add(target)
-    return weight_map
-
-
-def _is_inside(name: str) -> bool:
-    parts = PurePosixPath(name).parts
-    return (
-        name.endswith(".safetensors")
-        and is_plain(name)
-        and "\\" not in name
-        and ":" not in name
-        and not name.startswith("/")
-        and all(part not in ("..", ".") for part in parts)
-        and len(name) < 512
-    )

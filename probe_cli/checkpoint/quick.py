@@ -6,15 +6,18 @@ It vouches for a header or stands aside (None): every error, and every form that
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
+
 import msgspec
 
 from probe_cli.checkpoint.entries import MAX_NAME, MAX_RANK, METADATA, Record, size_in_bytes
-from probe_cli.checkpoint.strict_json import Fault, parse_string_map
+from probe_cli.checkpoint.strict_json import Fault, Reader
 from probe_cli.errors import CheckpointError
 
 __all__ = ["parse_quickly"]
 
 _OPENING = b'{"' + METADATA.encode() + b'":'
+_QUOTES = 10
 #: Most that `__metadata__` may take here: beyond it, the slow road decides.
 _MAX_METADATA = 1_000_000
 
@@ -33,20 +36,19 @@ def parse_quickly(body: bytes) -> tuple[list[Record], dict[str, str]] | None:
         if taken is None:
             return None
         metadata, body = taken
-    # Without escapes every key stands in the text as it is. Each entry has all three fields, so a field stands at least
-    # as often as there are entries, and there are at least as many entries as distinct names: equal numbers mean that
-    # no key stands twice.
-    if b"\\" in body or b'"__metadata__"' in body:
+    if b"\\" in body:
         return None
-    count = body.count(b'"data_offsets"')
+    quotes = body.count(b'"')
     # A list of millions of numbers would cost memory before it is refused.
-    if body.count(b",") > (MAX_RANK + 4) * (count + 1):
+    if body.count(b",") > (MAX_RANK + 4) * (quotes // _QUOTES + 1):
         return None
     try:
         entries = msgspec.json.decode(body, type=dict[str, _Entry])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if not len(entries) == count == body.count(b'"dtype"') == body.count(b'"shape"'):
+    # Without escapes quotes only delimit, and each entry has at least those of its name, three fields and dtype. Entries
+    # are at least as many as distinct names, so equal numbers mean that no key stands twice.
+    if quotes != _QUOTES * len(entries) or METADATA in entries:
         return None
     records = _checked(entries)
     return None if records is None else (records, metadata)
@@ -56,11 +58,13 @@ def _take_metadata(body: bytes) -> tuple[dict[str, str], bytes] | None:
     """Metadata at the front, and the header without it."""
     window = body[:_MAX_METADATA]
     try:
-        text = window.decode("utf-8", "ignore")
-        metadata, end = parse_string_map(text, len(_OPENING), METADATA)
-    except Fault:
+        # Incremental: the window may end within a character.
+        text = getincrementaldecoder("utf-8")().decode(window)
+        reader = Reader(text, len(_OPENING))
+        metadata = reader.string_map(METADATA)
+    except (Fault, UnicodeDecodeError):
         return None
-    rest = body[len(text[:end].encode()) :]
+    rest = body[len(text[: reader.position].encode()) :]
     if rest[:1] == b",":
         return (metadata, b"{" + rest[1:]) if rest[1:2] == b'"' else None
     return metadata, b"{" + rest

@@ -1,15 +1,17 @@
-"""JSON without surprises: duplicate keys, NaN, oversized integers and deep nesting are faults, with a position."""
+"""Reading JSON piece by piece: a duplicate key, NaN or deep nesting is a fault with a position, and no piece is built
+in memory before its size is known."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NoReturn
 
 from probe_cli.checkpoint.text import quote
 
-__all__ = ["Fault", "loads", "parse_string", "parse_string_map", "parse_value", "skip_space"]
+__all__ = ["Fault", "Reader"]
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -26,12 +28,6 @@ def _constant(name: str) -> NoReturn:
     raise Fault(f"{name} is not JSON", 0)
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > 40:
-        raise Fault(f"integer of {len(digits):,} digits", 0)
-    return int(digits)
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
@@ -43,74 +39,98 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer)
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
 
 
-def parse_string(text: str, position: int, what: str) -> tuple[str, int]:
-    """The JSON string at `position`, and the position after it. Raises Fault."""
-    if text[position : position + 1] != '"':
-        raise Fault(f"expected {what}", position)
-    try:
-        value, end = scanstring(text, position + 1, True)
-    except json.JSONDecodeError as error:
-        raise Fault(f"{what}: {error.msg}", error.pos) from None
-    return value, end
+class Reader:
+    """A place in a JSON text. Every method raises Fault."""
 
+    def __init__(self, text: str, position: int = 0) -> None:
+        self.text = text
+        self.position = position
 
-def parse_value(text: str, position: int, limit: int) -> tuple[Any, int]:
-    """Any JSON value of at most `limit` characters at `position`, and the position after it. Raises Fault."""
-    # Slices, because the decoder would read on to the end of the text. The first is long enough for any usual entry.
-    for size in (512, limit):
-        window = text[position : position + size]
+    def peek(self) -> str:
+        """The next character that is not white space, "" at the end."""
+        found = _SPACE.match(self.text, self.position)
+        if found:
+            self.position = found.end()
+        return self.text[self.position : self.position + 1]
+
+    def take(self, choices: str) -> str:
+        """The next character, which must be one of `choices`."""
+        char = self.peek()
+        if not char or char not in choices:
+            expected = " or ".join(repr(choice) for choice in choices)
+            raise Fault(f"expected {expected}, found {quote(char) if char else 'the end'}", self.position)
+        self.position += 1
+        return char
+
+    def end(self) -> None:
+        """Nothing but white space may follow."""
+        if self.peek():
+            raise Fault("expected the end after the JSON value", self.position)
+
+    def string(self, what: str) -> str:
+        """A string; `what` says of what, for the message."""
+        if self.peek() != '"':
+            raise Fault(f"expected a string as {what}", self.position)
         try:
-            value, end = _DECODER.raw_decode(window)
+            value, self.position = scanstring(self.text, self.position + 1, True)
         except json.JSONDecodeError as error:
-            if len(window) < size:
-                raise Fault(f"malformed JSON ({error.msg})", position + error.pos) from None
-        except RecursionError:
-            raise Fault("nested too deeply", position) from None
-        else:
-            return value, position + end
-    raise Fault(f"value is malformed or longer than {limit:,} characters", position)
+            raise Fault(f"{what}: {error.msg}", error.pos) from None
+        return str(value)
 
+    def members(self, what: str) -> Iterator[str]:
+        """The keys of an object, one by one; the caller reads each value before it asks for the next key."""
+        seen: set[str] = set()
+        self.take("{")
+        if self.peek() == "}":
+            self.position += 1
+            return
+        stop = ","
+        while stop == ",":
+            key = self.string(f"a key of {what}")
+            if key in seen:
+                raise Fault(f"duplicate key {quote(key)} in {what}", self.position)
+            seen.add(key)
+            self.take(":")
+            yield key
+            stop = self.take(",}")
 
-def parse_string_map(text: str, position: int, what: str) -> tuple[dict[str, str], int]:
-    """The JSON object of strings at `position`, and the position after it. Raises Fault."""
-    if text[position : position + 1] != "{":
-        raise Fault(f"{what} is not an object, expected a map of strings", position)
-    result: dict[str, str] = {}
-    position = skip_space(text, position + 1)
-    if text[position : position + 1] == "}":
-        return result, position + 1
-    while True:
-        key, position = parse_string(text, position, f"a key of {what}")
-        if key in result:
-            raise Fault(f"duplicate key {quote(key)} in {what}", position)
-        position = skip_space(text, position)
-        if text[position : position + 1] != ":":
-            raise Fault(f"expected ':' in {what}", position)
-        position = skip_space(text, position + 1)
-        result[key], position = parse_string(text, position, f"a string as value of {quote(key)} in {what}")
-        position = skip_space(text, position)
-        stop = text[position : position + 1]
-        if stop == "}":
-            return result, position + 1
-        if stop != ",":
-            raise Fault(f"expected ',' or '}}' in {what}", position)
-        position = skip_space(text, position + 1)
+    def items(self) -> Iterator[int]:
+        """The indices of an array; the caller reads each item before it asks for the next."""
+        self.take("[")
+        if self.peek() == "]":
+            self.position += 1
+            return
+        at, stop = 0, ","
+        while stop == ",":
+            yield at
+            stop = self.take(",]")
+            at += 1
 
+    def string_map(self, what: str) -> dict[str, str]:
+        """An object whose values are all strings."""
+        return {key: self.string(f"the value of {quote(key)} in {what}") for key in self.members(what)}
 
-def loads(text: str) -> Any:
-    """A whole JSON document. Raises Fault."""
-    try:
-        return _DECODER.decode(text)
-    except json.JSONDecodeError as error:
-        raise Fault(f"malformed JSON ({error.msg})", error.pos) from None
-    except RecursionError:
-        raise Fault("nested too deeply", 0) from None
-
-
-def skip_space(text: str, position: int) -> int:
-    """The position of the next character that is not JSON white space."""
-    found = _SPACE.match(text, position)
-    return found.end() if found else position
+    def value(self, limit: int) -> Any:
+        """Any value of at most `limit` characters."""
+        self.peek()
+        # Slices, because the decoder would read on to the end of the text. The first is enough for any usual entry.
+        for size in (512, limit):
+            window = self.text[self.position : self.position + size]
+            try:
+                value, end = _DECODER.raw_decode(window)
+            except json.JSONDecodeError as error:
+                if len(window) < size:
+                    raise Fault(f"malformed JSON ({error.msg})", self.position + error.pos) from None
+            except ValueError as error:
+                raise Fault(f"malformed number ({error})", self.position) from None
+            except RecursionError:
+                raise Fault("nested too deeply", self.position) from None
+            except Fault as fault:
+                raise Fault(str(fault), self.position) from None
+            else:
+                self.position += end
+                return value
+        raise Fault(f"a value is malformed or longer than {limit:,} characters", self.position)

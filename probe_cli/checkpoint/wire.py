@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import msgspec
 
 from probe_cli.checkpoint.entries import MAX_NAME, MAX_RANK, size_in_bytes
 from probe_cli.checkpoint.local import decode_text, read_text
-from probe_cli.checkpoint.strict_json import Fault, loads
+from probe_cli.checkpoint.strict_json import Fault, Reader
 from probe_cli.checkpoint.text import is_plain, quote
 from probe_cli.checkpoint.types import Source
 from probe_cli.dtypes import DTYPE_BITS
@@ -16,9 +18,12 @@ from probe_cli.errors import CheckpointError
 
 __all__ = ["MAX_WIRE", "parse_dtype", "parse_wire", "read_wire"]
 
-MAX_WIRE = 200_000_000
+#: Bytes. 100,000 tensors take about 8 million.
+MAX_WIRE = 64_000_000
+_MAX_ENTRY = 16_384
+_HINT = 'write [{"name": "model.embed_tokens.weight", "dtype": "BF16", "shape": [128, 64]}, ...]'
 
-#: torch's spellings (torch 2.13 `torch/_C/__init__.pyi`); safetensors' own are in DTYPE_BITS.
+#: torch's spellings (torch 2.13); safetensors' own are in DTYPE_BITS.
 _TORCH = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -49,35 +54,42 @@ _TORCH = {
     "float4_e2m1fn_x2": "F4",
 }
 
+#: name, dtype as spelled, shape.
+_Row: TypeAlias = tuple[str, str, tuple[int, ...]]
+
+
+class _Object(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
 
 def read_wire(path: str | Path) -> tuple[Source, ...]:
     """The sources of a wire file, in order; "-" reads standard input. Raises CheckpointError."""
-    if str(path) == "-":
-        data = sys.stdin.buffer.read(MAX_WIRE + 1)
-        if len(data) > MAX_WIRE:
-            raise CheckpointError(f"standard input: has more than {MAX_WIRE:,} bytes, expected a list of names")
-        return parse_wire(decode_text(data, file="standard input"), file="standard input")
-    return parse_wire(read_text(Path(path), file=str(path), limit=MAX_WIRE), file=str(path))
+    if str(path) != "-":
+        return parse_wire(read_text(Path(path), file=str(path), limit=MAX_WIRE), file=str(path))
+    data = sys.stdin.buffer.read(MAX_WIRE + 1)
+    if len(data) > MAX_WIRE:
+        raise CheckpointError(f"standard input: has more than {MAX_WIRE:,} bytes, expected a list of tensors")
+    return parse_wire(decode_text(data, file="standard input"), file="standard input")
 
 
 def parse_wire(text: str, *, file: str) -> tuple[Source, ...]:
     """The sources of a wire document: a list of `{"name", "dtype", "shape"}` or `[name, dtype, shape]`."""
-    try:
-        document = loads(text)
-    except Fault as fault:
-        raise CheckpointError(f"{file}: {fault} (character {fault.position:,})", hint=_HINT) from None
-    if not isinstance(document, list):
-        raise CheckpointError(f"{file}: is not a list, expected a list of name, dtype and shape", hint=_HINT)
-    if not document:
+    rows = _rows_quickly(text)
+    if rows is None:
+        rows = _rows(text, file)
+    if not rows:
         raise CheckpointError(f"{file}: is an empty list, expected at least one tensor", hint=_HINT)
     seen: dict[str, int] = {}
     sources = []
-    for at, entry in enumerate(document):
-        source = _entry(entry, at, file)
-        first = seen.setdefault(source.name, at)
+    for at, (name, dtype, shape) in enumerate(rows):
+        first = seen.setdefault(name, at)
         if first != at:
-            raise CheckpointError(f"{file}: entry {at}: {quote(source.name)} stands at entry {first} already")
-        sources.append(source)
+            raise CheckpointError(
+                f"{file}: entry {at}: {quote(name)} stands at entry {first} already, expected it once"
+            )
+        sources.append(_source(name, dtype, shape, at, file))
     return tuple(sources)
 
 
@@ -89,10 +101,37 @@ def parse_dtype(text: str) -> str | None:
     return _TORCH.get(text.removeprefix("torch."))
 
 
-_HINT = 'write [{"name": "model.embed_tokens.weight", "dtype": "BF16", "shape": [128, 64]}, ...]'
+def _rows_quickly(text: str) -> list[_Row] | None:
+    """The rows of a list in which every entry has the same form; None leaves the judgement to `_rows`."""
+    quotes = text.count('"')
+    if "\\" in text or text.count(",") > (MAX_RANK + 4) * (quotes // 4 + 1):
+        return None
+    try:
+        if text[:64].lstrip()[1:].lstrip().startswith("["):
+            return msgspec.json.decode(text, type=list[_Row])
+        entries = msgspec.json.decode(text, type=list[_Object])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    # Without escapes quotes only delimit: more than ten for an entry mean that a key stands twice.
+    return [(row.name, row.dtype, row.shape) for row in entries] if quotes == 10 * len(entries) else None
 
 
-def _entry(entry: Any, at: int, file: str) -> Source:
+def _rows(text: str, file: str) -> list[_Row]:
+    rows: list[_Row] = []
+    reader = Reader(text)
+    try:
+        if reader.peek() != "[":
+            raise Fault("expected a list of name, dtype and shape", reader.position)
+        for at in reader.items():
+            rows.append(_row(reader.value(_MAX_ENTRY), at, file))
+        reader.end()
+    except Fault as fault:
+        where = f"{file}: entry {len(rows)}" if rows else file
+        raise CheckpointError(f"{where}: at character {fault.position:,}: {fault}", hint=_HINT) from None
+    return rows
+
+
+def _row(entry: Any, at: int, file: str) -> _Row:
     where = f"{file}: entry {at}"
     if isinstance(entry, dict):
         missing = [field for field in ("name", "dtype", "shape") if field not in entry]
@@ -103,16 +142,29 @@ def _entry(entry: Any, at: int, file: str) -> Source:
         name, dtype, shape = entry
     else:
         raise CheckpointError(f"{where}: is {quote(entry)}, expected name, dtype and shape", hint=_HINT)
-    if not isinstance(name, str) or len(name) > MAX_NAME or not is_plain(name):
-        raise CheckpointError(f"{where}: name is {quote(name)}, expected a tensor name", hint=_HINT)
-    spelled = parse_dtype(dtype) if isinstance(dtype, str) else None
+    if not isinstance(name, str):
+        raise CheckpointError(f"{where}: name is {quote(name)}, expected a string", hint=_HINT)
+    if not isinstance(dtype, str):
+        raise CheckpointError(f"{where}: dtype of {quote(name)} is {quote(dtype)}, expected a string", hint=_HINT)
+    if not isinstance(shape, list) or any(type(size) is not int for size in shape):
+        raise CheckpointError(f"{where}: shape of {quote(name)} is {quote(shape)}, expected a list of integers")
+    return name, dtype, tuple(shape)
+
+
+def _source(name: str, dtype: str, shape: tuple[int, ...], at: int, file: str) -> Source:
+    where = f"entry {at} ({quote(name)})"
+    if len(name) > MAX_NAME or not is_plain(name):
+        raise CheckpointError(
+            f"{file}: {where}: expected a name of at most {MAX_NAME:,} characters, without control characters"
+        )
+    spelled = parse_dtype(dtype)
     if spelled is None:
         raise CheckpointError(
-            f"{where}: dtype of {quote(name)} is {quote(dtype)}, expected one of {', '.join(DTYPE_BITS)}"
+            f"{file}: {where}: dtype {quote(dtype)} is unknown, expected one of {', '.join(DTYPE_BITS)}",
+            hint="torch's spellings are fine too: bfloat16 or torch.bfloat16",
         )
-    if not isinstance(shape, list) or len(shape) > MAX_RANK or any(type(n) is not int or n < 0 for n in shape):
+    if len(shape) > MAX_RANK or any(size < 0 for size in shape):
         raise CheckpointError(
-            f"{where}: shape of {quote(name)} is {quote(shape)}, expected at most {MAX_RANK} integers of 0 or more"
+            f"{file}: {where}: shape is {quote(list(shape))}, expected at most {MAX_RANK} integers of 0 or more"
         )
-    nbytes = size_in_bytes(spelled, tuple(shape), file, f"entry {at} ({quote(name)})")
-    return Source(name=name, dtype=spelled, shape=tuple(shape), nbytes=nbytes)
+    return Source(name, spelled, shape, size_in_bytes(spelled, shape, file, where))
