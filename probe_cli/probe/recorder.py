@@ -31,6 +31,9 @@ __all__ = ["ModelWrite", "Recorder", "code_line"]
 aten = torch.ops.aten
 _COPY = aten.copy_.default
 
+#: Real memory that a load may make before what it has dropped is let go.
+_SCRATCH_BYTES = 64 << 20
+
 #: In-place operators that do not read what they overwrite.
 _OVERWRITES = frozenset(
     {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "_foreach_copy_"}
@@ -95,6 +98,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.failure: ProbeError | None = None
         self._stand_ins: dict[int, torch.Tensor] = {}
         self._alive: list[torch.Tensor] = []
+        self._real_bytes = 0
         values.source_of = self._source_of
 
     # Sources
@@ -103,6 +107,29 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Know `tensor` (contiguous, with a storage of its own) as source `index`."""
         self.origins[storage_key(tensor)] = index
         self._stand_ins[index] = tensor
+        if self._real_bytes > _SCRATCH_BYTES:
+            self.forget_scratch()
+
+    def forget_scratch(self) -> None:
+        """Let go of what the load made and nobody holds any more: neither its memory nor its origin is needed."""
+        kept: list[torch.Tensor] = []
+        while self._alive:
+            tensor = self._alive.pop()
+            key = storage_key(tensor)
+            # Of the storage: the tensor and its Python object. Of the tensor: this name and the call's argument. A view, a
+            # recipe or the load itself would hold one more.
+            if torch._C._storage_Use_Count(key) <= 2 and sys.getrefcount(tensor) == 2:
+                self.origins.pop(key, None)
+                self.values.forget(key)
+            else:
+                kept.append(tensor)
+        self._alive = kept[::-1]
+        self._real_bytes = 0
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        self._alive.append(tensor)
+        if tensor.device.type != "meta":
+            self._real_bytes += tensor.nbytes
 
     def _source_of(self, key: int) -> Source | None:
         origin = self.origins.get(key)
@@ -174,7 +201,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if key in self.origins or self.inventory.on_storage(key):
                 continue
             origin = self.origins[key] = fresh(output)
-            self._alive.append(output)
+            self._keep(output)
             if info.geometry_only:
                 continue
             at = view_of(output)
@@ -216,7 +243,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             key = storage_key(output)
             if key not in self.origins and not self.inventory.on_storage(key):
                 self.origins[key] = fresh(output)
-                self._alive.append(output)
+                self._keep(output)
 
     # Operators that hand back a value
 

@@ -150,6 +150,7 @@ class _Stream:
             chunk = sources[start : start + _CHUNK]
             # Stand-ins are made outside of what is recorded: the consumer's modes are active in this generator, and
             # leaving them costs too much to do it for each.
+            recorder.forget_scratch()
             with _disable_current_modes():
                 tensors = [stand_in(source.name, source.dtype, source.shape) for source in chunk]
             if self._progress is not None:

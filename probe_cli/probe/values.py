@@ -55,6 +55,12 @@ class ValueStore:
         self._recipes.pop(key, None)
         self._contents.pop(key, None)
 
+    def forget(self, key: int) -> None:
+        """The storage is gone; another one may get its key."""
+        self.stale.discard(key)
+        self._recipes.pop(key, None)
+        self._contents.pop(key, None)
+
     def can_follow(self, key: int, tensor: torch.Tensor) -> bool:
         """Whether a value made of this tensor could still be had: it is real and current, or small and known."""
         if key in self.stale:
