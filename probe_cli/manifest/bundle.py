@@ -148,7 +148,7 @@ class Bundle:
         """The JSON text of the index file."""
         if self._text is None:
             return render(msgspec.to_builtins(self.index))
-        return self._text if self._text.startswith(b"{\n") else normalized(self._text, "bundle")
+        return normalized(self._text, "bundle")
 
     def write(self, directory: str | Path) -> Path:
         """Write the bundle as a directory, replacing a bundle that is there in one step.

@@ -39,10 +39,7 @@ def coverage(
     grid = _Grid.of(shape, footprints, stride)
     if grid is None:
         return Coverage(exact=False)
-    gaps, overlaps = (
-        grid.boxes(lambda count: count == 0),
-        grid.boxes(lambda count: count > 1),
-    )
+    gaps, overlaps = (grid.boxes(lambda count: count == 0), grid.boxes(lambda count: count > 1))
     if not gaps and not overlaps and exact:
         return None
     return Coverage(
@@ -54,11 +51,7 @@ def coverage(
     )
 
 
-def union_size(
-    shape: tuple[int, ...],
-    views: Iterable[View | None],
-    stride: tuple[int, ...] | None = None,
-) -> int:
+def union_size(shape: tuple[int, ...], views: Iterable[View | None], stride: tuple[int, ...] | None = None) -> int:
     """How many elements of a tensor the views select together; all of them where that cannot be told."""
     views = list(views)
     total = numel(shape)
@@ -83,10 +76,7 @@ class _Grid:
 
     @classmethod
     def of(
-        cls,
-        shape: tuple[int, ...],
-        footprints: Sequence[Footprint],
-        stride: tuple[int, ...] | None,
+        cls, shape: tuple[int, ...], footprints: Sequence[Footprint], stride: tuple[int, ...] | None
     ) -> _Grid | None:
         pieces: list[tuple[list[tuple[IndexRange, ...]], int]] = []
         everything: tuple[IndexRange, ...] = tuple((0, size, 1) for size in shape)

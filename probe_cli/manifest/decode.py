@@ -37,7 +37,7 @@ def sniff(text: bytes, where: str) -> str:
 
     Raises ManifestError on text that is not JSON, states no known format, or has another major version.
     """
-    head = _decode(_heads, text, where)
+    head: _Head = _decode(_heads, text, where)
     if head.format not in (MANIFEST_FORMAT, BUNDLE_FORMAT):
         stated = f"states format {_short(head.format)!r}" if head.format else "states no format"
         raise ManifestError(
@@ -49,11 +49,12 @@ def sniff(text: bytes, where: str) -> str:
     if not (major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
         raise ManifestError(f"{where}: version is {_short(head.version)!r}, expected MAJOR.MINOR such as {SCHEMA_VERSION!r}")
     if major != ours:
-        relation = "newer" if len(major) > len(ours) or (len(major) == len(ours) and major > ours) else "older"
+        newer = (len(major), major) > (len(ours), ours)
+        relation = "a newer" if newer else "an older"
         raise ManifestError(
-            f"{where}: schema version {_short(head.version)} is of a {relation} major version than {SCHEMA_VERSION}, "
-            "which this release reads",
-            hint="upgrade probe-manifest" if relation == "newer" else "build the manifest again",
+            f"{where}: schema version {_short(head.version)} is of {relation} major version than "
+            f"{SCHEMA_VERSION}, which this release reads",
+            hint="upgrade probe-manifest" if newer else "build the manifest again",
         )
     return head.format
 

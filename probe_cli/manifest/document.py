@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -115,7 +114,7 @@ class Manifest:
         """The JSON text of the file: the same for the same manifest, always."""
         if self._text is None:
             return render(msgspec.to_builtins(self.document))
-        return self._text if self._text.startswith(b"{\n") else normalized(self._text, "manifest")
+        return normalized(self._text, "manifest")
 
     def write(self, path: str | Path) -> Path:
         """Write the file atomically; packed if the name ends in `.json.gz`, plain if in `.json`. Returns the path."""
@@ -170,7 +169,7 @@ class Manifest:
     def _by_name(self) -> dict[str, Layer]:
         return {layer.name: layer for layer in self.layers}
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, Manifest) and other.digest == self.digest
 
     def __hash__(self) -> int:

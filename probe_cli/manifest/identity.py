@@ -19,7 +19,7 @@ def checkpoint_identity(checkpoint: Checkpoint) -> CheckpointIdentity:
         digest=checkpoint.digest,
         sources=len(checkpoint.sources),
         nbytes=checkpoint.nbytes,
-        kind=checkpoint.kind,
+        kind="wire" if checkpoint.kind == "wire" else "files",
         revision=checkpoint.revision,
         repo_id=checkpoint.repo_id,
         files=tuple(FileIdentity(file.name, file.size, file.header_digest) for file in checkpoint.files),

@@ -29,7 +29,7 @@ def unused_sources(
         stated = {outcome[source.name] for outcome in outcomes if source.name in outcome}
         unknown = stated.difference(REASONS)
         if unknown:
-            raise ManifestError(f"source {source.name!r}: {sorted(unknown)[0]!r} is no reason to leave a source unused")
+            raise ManifestError(f"source {source.name!r}: {min(unknown)!r} is no reason to leave a source unused")
         if len(stated) == 0:
             lost.append(source.name)
         else:

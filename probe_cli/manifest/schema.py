@@ -5,7 +5,7 @@ All structs are frozen. Nothing here imports torch: dtypes are safetensors spell
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -38,23 +38,34 @@ MANIFEST_FORMAT = "probe-manifest/rank"
 BUNDLE_FORMAT = "probe-manifest/bundle"
 SCHEMA_VERSION = "1.0"
 
+_MAX_INT = (1 << 63) - 1
+
+#: A size, offset or number of things.
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=_MAX_INT)]
+#: A tensor has at most this many dimensions (torch's limit).
+_DIMS = msgspec.Meta(max_length=64)
+Shape: TypeAlias = Annotated[tuple[Size, ...], _DIMS]
+#: A name of a tensor, layer, file or class.
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=4096)]
+Digest: TypeAlias = Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$", max_length=71)]
+
 #: A selector value as it stands in JSON. Enums are `{"enum": "ClassName.MEMBER"}`, dtypes `{"dtype": "bfloat16"}`,
 #: tuples and lists are arrays. Selectors whose value is None are left out.
 Selector: TypeAlias = Any
 
 #: One (start, stop) pair per dimension, in elements; a scalar tensor has the empty box.
-Box: TypeAlias = tuple[tuple[int, int], ...]
+Box: TypeAlias = Annotated[tuple[tuple[Size, Size], ...], _DIMS]
 
 
-class View(msgspec.Struct, frozen=True, array_like=True):
+class View(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A strided view of a tensor in elements: what `torch.as_strided(tensor, shape, stride, offset)` selects."""
 
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    offset: Size
+    shape: Shape
+    stride: Shape
 
 
-class Write(msgspec.Struct, frozen=True, omit_defaults=True):
+class Write(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One write of an application: elements of the destination, and the source elements that land there, in order.
 
     `src` and `dst` have the same number of elements, iterated in row-major order of their shapes; None means the whole tensor
@@ -62,11 +73,11 @@ class Write(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     #: Which of the application's sources (index into `Application.sources`); None if no source is read (a constant).
-    source: int | None = 0
+    source: Size | None = 0
     src: View | None = None
     dst: View | None = None
     #: `layer.tensor` that is written, if it is not the tensor that the application's key names.
-    tensor: str | None = None
+    tensor: Name | None = None
     #: dtype (safetensors spelling) of the view if the bytes are reinterpreted; elements are then of that dtype.
     src_dtype: str | None = None
     dst_dtype: str | None = None
@@ -76,20 +87,20 @@ class Write(msgspec.Struct, frozen=True, omit_defaults=True):
     exact: bool = True
 
 
-class Application(msgspec.Struct, frozen=True, omit_defaults=True):
+class Application(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One key of a layer's contract, required `count` times. The key is (sources, layer, tensor, selectors)."""
 
     #: Canonical names, in the order in which they were joined; almost always one.
-    sources: tuple[str, ...]
+    sources: tuple[Name, ...]
     #: Name of the destination within the layer.
-    tensor: str
+    tensor: Name
     selectors: dict[str, Selector] = {}
-    count: int = 1
+    count: Annotated[int, msgspec.Meta(ge=1, le=_MAX_INT)] = 1
     #: Written by `load_weights` itself, outside any weight loader. Each write is one application.
     direct: bool = False
     #: "storage": the sources are known from the tensors that the loader was given. "stream": only from what
     #: `load_weights` was consuming at the time.
-    attribution: str = "storage"
+    attribution: Literal["storage", "stream"] = "storage"
     writes: tuple[Write, ...] = ()
 
     @property
@@ -98,85 +109,85 @@ class Application(msgspec.Struct, frozen=True, omit_defaults=True):
         return any(write.computed for write in self.writes)
 
 
-class Coverage(msgspec.Struct, frozen=True, omit_defaults=True):
+class Coverage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Which elements of a tensor the contract does not write exactly once. Left out where every element is."""
 
     #: Elements that no application writes, and their boxes.
-    gap_elements: int = 0
+    gap_elements: Size = 0
     gaps: tuple[Box, ...] = ()
     #: Elements that more than one application writes, and their boxes.
-    overlap_elements: int = 0
+    overlap_elements: Size = 0
     overlaps: tuple[Box, ...] = ()
     #: False if some write's destination is only an upper bound, so gaps may be larger than stated.
     exact: bool = True
 
 
-class TensorEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+class TensorEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A parameter or buffer that a layer owns."""
 
-    name: str
+    name: Name
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     #: In elements; None where contiguous.
-    stride: tuple[int, ...] | None = None
-    kind: str = "parameter"
+    stride: Shape | None = None
+    kind: Literal["parameter", "buffer"] = "parameter"
     #: False for a buffer that is not part of the state dict.
     persistent: bool = True
     #: Alias group: the full name of the first tensor (in model order) on the same storage. Every member carries it.
-    alias: str | None = None
+    alias: Name | None = None
     #: Offset in the storage, in elements of this tensor's dtype.
-    storage_offset: int = 0
+    storage_offset: Size = 0
     coverage: Coverage | None = None
 
 
-class Layer(msgspec.Struct, frozen=True, omit_defaults=True):
+class Layer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A module that directly owns tensors, in model order, and its contract."""
 
     #: Qualified module name; the empty string is the model itself.
-    name: str
-    class_name: str = msgspec.field(name="class")
+    name: Name
+    class_name: Name = msgspec.field(name="class")
     tensors: tuple[TensorEntry, ...] = ()
     #: In the order of first arrival.
     applications: tuple[Application, ...] = ()
 
 
-class SourceEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+class SourceEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A checkpoint tensor by its header."""
 
-    name: str
+    name: Name
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     #: Index into `CheckpointIdentity.files`; None for a wire file.
-    file: int | None = None
+    file: Size | None = None
 
 
-class FileIdentity(msgspec.Struct, frozen=True):
+class FileIdentity(msgspec.Struct, frozen=True, gc=False):
     """A checkpoint file, by its name within the checkpoint, its size in bytes and the SHA-256 of its header."""
 
-    name: str
-    size: int
-    header_digest: str
+    name: Name
+    size: Size
+    header_digest: Digest
 
 
-class CheckpointIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
+class CheckpointIdentity(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What the manifest was built from, without paths."""
 
     #: SHA-256 over the sorted (name, dtype, shape) of all sources: equal for any sharding of the same tensors.
-    digest: str
-    sources: int
-    nbytes: int
+    digest: Digest
+    sources: Size
+    nbytes: Size
     #: "files" or "wire".
-    kind: str = "files"
+    kind: Literal["files", "wire"] = "files"
     #: The Hub's commit hash, where there is one.
     revision: str | None = None
     repo_id: str | None = None
     files: tuple[FileIdentity, ...] = ()
 
 
-class EngineIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
+class EngineIdentity(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The engine whose loading code was run, and what it was told to load for."""
 
-    name: str
+    name: Name
     version: str
     torch: str
     target: str = "cpu"
@@ -186,37 +197,37 @@ class EngineIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     arguments: dict[str, Any] = {}
 
 
-class ModelIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
+class ModelIdentity(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The model that was materialized."""
 
-    class_name: str = msgspec.field(name="class")
+    class_name: Name = msgspec.field(name="class")
     architecture: str | None = None
     #: SHA-256 of config.json in canonical form.
     config_digest: str | None = None
 
 
-class Summary(msgspec.Struct, frozen=True):
+class Summary(msgspec.Struct, frozen=True, gc=False):
     """The numbers of one rank, as `show --format json` prints them."""
 
-    layers: int
+    layers: Size
     #: Parameters and buffers.
-    tensors: int
+    tensors: Size
     #: Distinct keys times count.
-    applications: int
+    applications: Size
     #: Loader calls that wrote nothing or returned False.
-    declined: int
-    direct_writes: int
-    computed: int
+    declined: Size
+    direct_writes: Size
+    computed: Size
     #: Tensors with at least one gap (overlap). Tensors that no application writes at all are `unfed` instead.
-    gaps: int
-    overlaps: int
-    unfed: int
-    sources_used: int
+    gaps: Size
+    overlaps: Size
+    unfed: Size
+    sources_used: Size
     #: Bytes of the checkpoint that this rank reads: the union of all regions over every used source.
-    bytes_read: int
+    bytes_read: Size
 
 
-class ManifestDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ManifestDocument(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """The manifest of one rank, as it stands in its file."""
 
     format: str
@@ -236,17 +247,17 @@ class ManifestDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     digest: str = ""
 
 
-class RankEntry(msgspec.Struct, frozen=True, kw_only=True):
+class RankEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One rank's file in a bundle."""
 
     rank: Rank
-    file: str
-    digest: str
-    contract_digest: str
+    file: Name
+    digest: Digest
+    contract_digest: Digest
     summary: Summary
 
 
-class BundleIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BundleIndex(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """The index of a bundle: what its ranks have in common, and the proof over all of them."""
 
     format: str
@@ -259,8 +270,8 @@ class BundleIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     sources: tuple[SourceEntry, ...]
     #: Sources that no rank uses, by reason: "declined" (loaders were offered it and wrote nothing), "skipped"
     #: (`load_weights` took it and called no loader), "unread" (`load_weights` stopped before it).
-    unused: dict[str, tuple[str, ...]] = {}
+    unused: dict[str, tuple[Name, ...]] = {}
     #: Parameters (`layer.tensor`) that no source writes, with the ranks where that is so.
-    unfed: dict[str, tuple[int, ...]] = {}
+    unfed: dict[Name, tuple[Size, ...]] = {}
     ranks: tuple[RankEntry, ...]
     digest: str = ""

@@ -11,10 +11,12 @@ from probe_cli.errors import ManifestError
 from probe_cli.manifest.schema import BundleIndex, Layer, ManifestDocument, SourceEntry, TensorEntry, View
 from probe_cli.topology import Rank, Topology
 
-__all__ = ["MAX_ELEMENTS", "RANK_FILE", "validate_index", "validate_manifest"]
+__all__ = ["MAX_ELEMENTS", "MAX_RANKS", "RANK_FILE", "validate_index", "validate_manifest"]
 
 #: Elements of a tensor: beyond this, byte offsets do not fit 64 bits.
 MAX_ELEMENTS = (1 << 63) // 16
+
+MAX_RANKS = 100_000
 
 RANK_FILE = re.compile(r"rank-[0-9]{5,9}\.json(\.gz)?")
 
@@ -31,7 +33,7 @@ def validate_manifest(document: ManifestDocument, where: str) -> None:
         seen.add(layer.name)
         for tensor in layer.tensors:
             name = f"{layer.name}.{tensor.name}" if layer.name else tensor.name
-            if tensor.name in ("", None) or name in tensors:
+            if not tensor.name or name in tensors:
                 _fail(where, f"layer {layer.name!r}", f"tensor {tensor.name!r} is there twice or has no name")
             _tensor(tensor.dtype, tensor.shape, where, f"tensor {name!r}")
             tensors[name] = tensor
@@ -69,6 +71,8 @@ def _fail(where: str, field: str, message: str) -> NoReturn:
 
 
 def _rank(rank: Rank, topology: Topology, where: str) -> None:
+    if topology.world_size > MAX_RANKS:
+        _fail(where, "topology", f"({topology}) has more than {MAX_RANKS:,} ranks")
     if rank.topology != topology:
         _fail(where, "rank.topology", f"({rank.topology}) differs from the topology ({topology})")
     if not 0 <= rank.index < topology.world_size:
@@ -89,10 +93,15 @@ def _tensor(dtype: str, shape: tuple[int, ...], where: str, what: str) -> int:
 
 def _sources(sources: Iterable[SourceEntry], files: int, where: str) -> dict[str, int]:
     shapes: dict[str, int] = {}
+    known: dict[tuple[str, tuple[int, ...]], int] = {}
     for source in sources:
         if source.name in shapes:
             _fail(where, "sources", f"{source.name!r} is there twice")
-        shapes[source.name] = _tensor(source.dtype, source.shape, where, f"source {source.name!r}")
+        kind = (source.dtype, source.shape)
+        elements = known.get(kind)
+        if elements is None:
+            elements = known[kind] = _tensor(*kind, where, f"source {source.name!r}")
+        shapes[source.name] = elements
         if source.file is not None and source.file >= files:
             _fail(where, f"source {source.name!r}", f"file {source.file} is not among the {files} files")
     return shapes
