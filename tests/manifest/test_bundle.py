@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from samples import dense_bundle, dense_checkpoint, dense_manifests
 
 from probe_cli.errors import ManifestError, UsageError
-from probe_cli.manifest import Bundle, Manifest
+from probe_cli.manifest import Bundle, Manifest, swap
+from probe_cli.manifest.schema import TensorEntry
 
 
 def test_what_was_written_is_read_rank_by_rank(tmp_path: Path) -> None:
@@ -75,3 +78,134 @@ def test_an_edited_index_is_found(tmp_path: Path) -> None:
     file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes()).replace(b"mtp.weight", b"mtp.height")))
     with pytest.raises(ManifestError, match=r"edited or damaged"):
         Bundle.read(tmp_path / "out")
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def test_without_exchange_the_old_bundle_is_moved_away_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probe_cli.manifest.swap._exchange", lambda one, other: False)
+    dense_bundle(world=4).write(tmp_path / "out")
+    dense_bundle(world=2).write(tmp_path / "out")
+    assert Bundle.read(tmp_path / "out").ranks == (0, 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_failing_rename_leaves_the_old_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense_bundle(world=4).write(tmp_path / "out")
+    before = bytes_of(tmp_path / "out")
+    monkeypatch.setattr("probe_cli.manifest.swap._exchange", lambda one, other: False)
+    rename = os.rename
+
+    def failing(source: Path, target: Path) -> None:
+        if str(source).endswith(".new"):
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", failing)
+    with pytest.raises(ManifestError, match=r"out: cannot be written \(No space left on device\)"):
+        dense_bundle(world=2).write(tmp_path / "out")
+    assert bytes_of(tmp_path / "out") == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_interrupt_while_writing_leaves_the_old_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense_bundle(world=4).write(tmp_path / "out")
+    before = bytes_of(tmp_path / "out")
+    written: list[Path] = []
+
+    def interrupted(path: Path, data: bytes) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(path)
+        path.write_bytes(data)
+
+    monkeypatch.setattr("probe_cli.manifest.bundle.write_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dense_bundle(world=2).write(tmp_path / "out")
+    assert bytes_of(tmp_path / "out") == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_link_to_a_bundle_stays_a_link(tmp_path: Path) -> None:
+    dense_bundle(world=4).write(tmp_path / "real")
+    (tmp_path / "link").symlink_to("real")
+    dense_bundle(world=2).write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert Bundle.read(tmp_path / "real").ranks == (0, 1)
+
+
+@pytest.mark.parametrize("content", [{"bundle.json": "{}"}, {"rank-00000.json": "{}"}, {"sub/rank-00000.json": "{}"}])
+def test_what_only_looks_like_a_bundle_is_not_replaced(tmp_path: Path, content: dict[str, str]) -> None:
+    for name, text in content.items():
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text(text)
+    with pytest.raises(UsageError, match=r"not a bundle, so it is not replaced"):
+        dense_bundle().write(tmp_path / "out")
+    for name, text in content.items():
+        assert (tmp_path / "out" / name).read_text() == text
+
+
+def test_a_file_is_not_replaced_by_a_bundle(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(UsageError, match=r"out: a file, not a bundle"):
+        dense_bundle().write(tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_an_empty_directory_becomes_a_bundle(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    dense_bundle().write(tmp_path / "out")
+    assert Bundle.read(tmp_path / "out").digest == dense_bundle().digest
+
+
+def test_a_file_that_appears_meanwhile_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense_bundle().write(tmp_path / "out")
+    put = swap.put_in_place
+
+    def late(new: Path, target: Path) -> Path | None:
+        (target / "notes.txt").write_text("mine")
+        return put(new, target)
+
+    monkeypatch.setattr("probe_cli.manifest.bundle.put_in_place", late)
+    with pytest.raises(ManifestError, match=r"written, but files that are no part of a bundle"):
+        dense_bundle().write(tmp_path / "out")
+    (kept,) = tmp_path.glob(".out.*/notes.txt")
+    assert kept.read_text() == "mine"
+
+
+def test_a_missing_rank_file_is_named(tmp_path: Path) -> None:
+    dense_bundle().write(tmp_path / "out")
+    (tmp_path / "out" / "rank-00001.json.gz").unlink()
+    assert Bundle.read(tmp_path / "out").manifest(0).rank.index == 0
+    with pytest.raises(ManifestError, match=r"rank-00001.json.gz: no such file"):
+        Bundle.read(tmp_path / "out").manifest(1)
+
+
+def test_ranks_that_do_not_belong_together_are_refused() -> None:
+    mixed = [dense_manifests(world=2)[0], dense_manifests(world=4)[1]]
+    with pytest.raises(ManifestError, match=r"rank 1 \(tp 1/4\): its topology is not that of the bundle"):
+        Bundle.build(dense_checkpoint(), mixed, [{}, {}])  # type: ignore[arg-type]
+
+
+def test_the_index_names_parameters_that_nothing_feeds() -> None:
+    given = dense_manifests()
+    parts = []
+    for manifest in given:
+        document = manifest.document
+        layer = document.layers[1]
+        extra = TensorEntry("bias", "BF16", (8,))
+        tied = TensorEntry("tied", "BF16", (8,), alias=f"{layer.name}.weight")
+        weight = msgspec.structs.replace(layer.tensors[0], alias=f"{layer.name}.weight")
+        tensors = (weight, layer.tensors[1], tied, *((extra,) if manifest.rank.index else ()))
+        layers = (document.layers[0], msgspec.structs.replace(layer, tensors=tensors), *document.layers[2:])
+        names = ("engine", "topology", "rank", "model", "checkpoint", "sources", "summary")
+        parts.append(Manifest.build(**{n: getattr(document, n) for n in names}, layers=layers))
+    bundle = Bundle.build(dense_checkpoint(), parts, [{"model.layers.9.mtp.weight": "skipped"}] * 2)  # type: ignore[arg-type]
+    assert bundle.index.unfed == {"model.layers.0.norm.bias": (1,)}
+
+
+def test_asking_for_no_rank_of_many_says_which_there_are() -> None:
+    with pytest.raises(UsageError, match=r"which rank\? it holds ranks 0-3"):
+        dense_bundle(world=4).manifest()
