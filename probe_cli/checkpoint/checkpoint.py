@@ -50,6 +50,8 @@ class Checkpoint(msgspec.Struct, frozen=True, dict=True, eq=False):
         where = Path(path)
         if where.is_dir():
             opened = cls._folder(where, None)
+        elif not where.exists() and not where.is_symlink():
+            raise CheckpointError(f"{path}: no such file or folder")
         elif where.name.endswith(".index.json"):
             opened = cls._folder(where.parent, where.name)
         else:

@@ -63,7 +63,7 @@ def join(
     if weight_map is not None:
         _check_index(index or "index", weight_map, owner, [name for name, _ in headers])
     if not sources:
-        names = some([name for name, _ in headers])
+        names = ", ".join(name for name, _ in headers[:3])
         raise CheckpointError(
             f"{names}: no tensors, expected at least one", hint="an empty checkpoint cannot be checked"
         )

@@ -64,7 +64,7 @@ def header_length(prefix: bytes, available: int, *, file: str) -> int:
     if length + LENGTH_BYTES > available:
         raise CheckpointError(
             f"{file}: header length is {length:,} bytes, but the file ends after {available:,} bytes",
-            hint="the file is cut: download it again",
+            hint=_looks_like(prefix, "the file is cut: download it again"),
         )
     return length
 
@@ -102,7 +102,7 @@ def _check_tiling(records: list[Record], file: str) -> int:
     return at
 
 
-def _looks_like(prefix: bytes) -> str:
+def _looks_like(prefix: bytes, otherwise: str = "this is not a safetensors file, or it is damaged") -> str:
     if prefix.startswith(b"PK\x03\x04"):
         return "this is a zip archive, as torch.save writes it: convert it to safetensors"
     if prefix.startswith(b"GGUF"):
@@ -111,4 +111,4 @@ def _looks_like(prefix: bytes) -> str:
         return "this looks like an HTML page: the download went wrong"
     if prefix.lstrip()[:1] in (b"{", b"["):
         return "this looks like a JSON file: give names and shapes as a wire file"
-    return "this is not a safetensors file, or it is damaged"
+    return otherwise

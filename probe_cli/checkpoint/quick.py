@@ -46,8 +46,8 @@ def parse_quickly(body: bytes) -> tuple[list[Record], dict[str, str]] | None:
         entries = msgspec.json.decode(body, type=dict[str, _Entry])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    # Without escapes quotes only delimit, and each entry has at least those of its name, three fields and dtype. Entries
-    # are at least as many as distinct names, so equal numbers mean that no key stands twice.
+    # Without escapes quotes only delimit, and each entry has at least those of its name, three fields and dtype. There
+    # are at least as many entries as distinct names, so equal numbers mean that no key stands twice.
     if quotes != _QUOTES * len(entries) or METADATA in entries:
         return None
     records = _checked(entries)

@@ -51,8 +51,9 @@ _TORCH = {
     "float8_e5m2": "F8_E5M2",
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
     "float8_e8m0fnu": "F8_E8M0",
-    "float4_e2m1fn_x2": "F4",
 }
+#: Two elements in one byte: safetensors counts elements, torch counts pairs in the last dimension.
+_TORCH_PAIRS = "float4_e2m1fn_x2"
 
 #: name, dtype as spelled, shape.
 _Row: TypeAlias = tuple[str, str, tuple[int, ...]]
@@ -81,24 +82,29 @@ def parse_wire(text: str, *, file: str) -> tuple[Source, ...]:
         rows = _rows(text, file)
     if not rows:
         raise CheckpointError(f"{file}: is an empty list, expected at least one tensor", hint=_HINT)
-    seen: dict[str, int] = {}
+    first: dict[str, int] = {}
+    # Distinct (dtype, shape) pairs are few: judge each once.
+    known: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...], int]] = {}
     sources = []
     for at, (name, dtype, shape) in enumerate(rows):
-        first = seen.setdefault(name, at)
-        if first != at:
+        if first.setdefault(name, at) != at:
+            raise CheckpointError(f"{file}: entry {at}: {quote(name)} is entry {first[name]} already, expected it once")
+        if len(name) > MAX_NAME or not is_plain(name):
             raise CheckpointError(
-                f"{file}: entry {at}: {quote(name)} stands at entry {first} already, expected it once"
+                f"{file}: entry {at}: name is {quote(name)}, expected at most {MAX_NAME:,} printable characters"
             )
-        sources.append(_source(name, dtype, shape, at, file))
+        tensor = known.get((dtype, shape))
+        if tensor is None:
+            tensor = known[dtype, shape] = _tensor(dtype, shape, f"entry {at} ({quote(name)})", file)
+        sources.append(Source(name, *tensor))
     return tuple(sources)
 
 
 def parse_dtype(text: str) -> str | None:
     """The safetensors spelling of a dtype in safetensors' or torch's spelling ("BF16", "bfloat16",
     "torch.bfloat16"), or None."""
-    if text.upper() in DTYPE_BITS:
-        return text.upper()
-    return _TORCH.get(text.removeprefix("torch."))
+    spelled = text.upper()
+    return spelled if spelled in DTYPE_BITS else _TORCH.get(text.removeprefix("torch."))
 
 
 def _rows_quickly(text: str) -> list[_Row] | None:
@@ -151,20 +157,18 @@ def _row(entry: Any, at: int, file: str) -> _Row:
     return name, dtype, tuple(shape)
 
 
-def _source(name: str, dtype: str, shape: tuple[int, ...], at: int, file: str) -> Source:
-    where = f"entry {at} ({quote(name)})"
-    if len(name) > MAX_NAME or not is_plain(name):
+def _tensor(dtype: str, shape: tuple[int, ...], where: str, file: str) -> tuple[str, tuple[int, ...], int]:
+    """dtype and shape as safetensors has them, and bytes."""
+    if len(shape) > MAX_RANK or any(size < 0 for size in shape):
         raise CheckpointError(
-            f"{file}: {where}: expected a name of at most {MAX_NAME:,} characters, without control characters"
+            f"{file}: {where}: shape is {quote(list(shape))}, expected at most {MAX_RANK} integers of 0 or more"
         )
     spelled = parse_dtype(dtype)
+    if dtype.removeprefix("torch.") == _TORCH_PAIRS and shape:
+        spelled, shape = "F4", (*shape[:-1], 2 * shape[-1])
     if spelled is None:
         raise CheckpointError(
             f"{file}: {where}: dtype {quote(dtype)} is unknown, expected one of {', '.join(DTYPE_BITS)}",
             hint="torch's spellings are fine too: bfloat16 or torch.bfloat16",
         )
-    if len(shape) > MAX_RANK or any(size < 0 for size in shape):
-        raise CheckpointError(
-            f"{file}: {where}: shape is {quote(list(shape))}, expected at most {MAX_RANK} integers of 0 or more"
-        )
-    return Source(name, spelled, shape, size_in_bytes(spelled, shape, file, where))
+    return spelled, shape, size_in_bytes(spelled, shape, file, where)
