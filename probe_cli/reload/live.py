@@ -1,0 +1,75 @@
+"""The live tensors of the layers: what serving and captured graphs point to. They are taken aside while a layer is loaded and
+put back as the very same objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from probe_cli.reload.layout import LayerLayout
+
+__all__ = ["LiveLayer"]
+
+
+class LiveLayer:
+    """One layer's registered tensors as they are when this is made."""
+
+    def __init__(self, layout: LayerLayout) -> None:
+        self.layout = layout
+        self.module = layout.module
+        self.parameters = dict(layout.module._parameters)
+        self.buffers = dict(layout.module._buffers)
+        self.non_persistent = set(layout.module._non_persistent_buffers_set)
+
+    def get(self, name: str) -> torch.Tensor | None:
+        """The live tensor of this name."""
+        found = self.parameters.get(name)
+        return found if found is not None else self.buffers.get(name)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All live tensors, parameters first."""
+        return {
+            name: tensor
+            for registered in (self.parameters, self.buffers)
+            for name, tensor in registered.items()
+            if tensor is not None
+        }
+
+    def put_back(self) -> None:
+        """Register exactly what was registered before."""
+        _refill(self.module._parameters, self.parameters)
+        _refill(self.module._buffers, self.buffers)
+        self.module._non_persistent_buffers_set.clear()
+        self.module._non_persistent_buffers_set.update(self.non_persistent)
+
+    def install(self, objects: Mapping[tuple[str, str], torch.Tensor], *, hooked: bool) -> None:
+        """Register the loaded layout: staging objects where there are some, live tensors elsewhere. What post-processing has
+        added (`hooked`) goes until it is processed again."""
+        parameters: dict[str, torch.nn.Parameter | None] = {}
+        buffers: dict[str, torch.Tensor | None] = {}
+        for name, layout in self.layout.tensors.items():
+            tensor = objects.get((self.layout.name, name))
+            if tensor is None:
+                tensor = self.get(name)
+            if layout.kind == "parameter":
+                parameters[name] = tensor  # type: ignore[assignment]
+            else:
+                buffers[name] = tensor
+        taken = parameters.keys() | buffers.keys()
+        kept = {name for name, live in (self.parameters | self.buffers).items() if live is None or not hooked} - taken
+        parameters.update((name, live) for name, live in self.parameters.items() if name in kept)
+        buffers.update((name, live) for name, live in self.buffers.items() if name in kept)
+        _refill(self.module._parameters, parameters)
+        _refill(self.module._buffers, buffers)
+        volatile = {name for name, layout in self.layout.tensors.items() if not layout.persistent}
+        self.module._non_persistent_buffers_set.clear()
+        self.module._non_persistent_buffers_set.update(volatile | (self.non_persistent - taken))
+
+
+def _refill(registered: dict, tensors: dict) -> None:  # type: ignore[type-arg]
+    if registered.keys() == tensors.keys():
+        registered.update(tensors)  # keeps the order, and whoever iterates
+    else:
+        registered.clear()
+        registered.update(tensors)

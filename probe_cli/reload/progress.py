@@ -1,0 +1,139 @@
+"""How far an update is: per unit and per key. Counts only; no tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from probe_cli.reload.contract import Contract, Expectation
+from probe_cli.reload.receipt import LayerReceipt
+from probe_cli.reload.staging import StagedUnit
+from probe_cli.reload.state import StateSnapshot
+from probe_cli.reload.text import plural
+from probe_cli.reload.units import Unit
+
+__all__ = ["Progress", "UnitState", "describe_missing"]
+
+
+class UnitState:
+    """One unit during one update."""
+
+    __slots__ = (
+        "complete", "in_place", "in_scope", "last_used", "nbytes", "published", "remaining", "seconds", "snapshots", "staged",
+        "touched", "unit", "warned",
+    )  # fmt: skip
+
+    def __init__(self, unit: Unit, staged: StagedUnit, remaining: int, *, in_place: bool) -> None:
+        self.unit = unit
+        self.staged = staged
+        self.in_place = in_place
+        #: Applications still to arrive in this update's scope.
+        self.remaining = remaining
+        self.in_scope = remaining > 0
+        self.complete = False
+        self.published = False
+        #: Something was applied.
+        self.touched = False
+        self.warned = False
+        self.last_used = 0
+        self.nbytes = 0
+        self.seconds = 0.0
+        #: Plain attributes of the unit's layers before the first application, to put back after a failure.
+        self.snapshots: list[StateSnapshot] = []
+
+
+class Progress:
+    """Counts of one update. `due` are the expectations that its scope makes binding."""
+
+    def __init__(self, contract: Contract, due: Sequence[Expectation]) -> None:
+        self.contract = contract
+        self.due = due
+        self.seen = [0] * len(contract.expectations)
+        self.extras: Counter[str] = Counter()
+        self.declined: Counter[str] = Counter()
+        self.out_of_scope = 0
+
+    @property
+    def expected(self) -> int:
+        return sum(expectation.count for expectation in self.due)
+
+    @property
+    def observed(self) -> int:
+        return sum(min(self.seen[e.index], e.count) for e in self.due)
+
+    def missing(self) -> list[tuple[Expectation, int]]:
+        """Keys that have not arrived as often as required, with how often they lack."""
+        return [(e, e.count - self.seen[e.index]) for e in self.due if self.seen[e.index] < e.count]
+
+    def layer_receipt(self, name: str, state: UnitState, expectations: Sequence[Expectation]) -> LayerReceipt:
+        """The receipt of one layer; `expectations` are the layer's own that are due."""
+        return LayerReceipt(
+            name=name,
+            expected=sum(e.count for e in expectations),
+            observed=sum(min(self.seen[e.index], e.count) for e in expectations),
+            extras=self.extras[name],
+            declined=self.declined[name],
+            published=state.published,
+            nbytes=state.nbytes,
+            seconds=round(state.seconds, 6),
+        )
+
+
+def describe_missing(
+    missing: Sequence[tuple[Expectation, int]], unknown: dict[str, tuple[int, ...]], arrived: set[str]
+) -> tuple[str, str | None]:
+    """(message, hint) for an update that ended early: what is missing, grouped by layer, and what may have come instead."""
+    by_layer: dict[str, list[str]] = {}
+    for expectation, count in missing:
+        key = expectation.key
+        text = str(key) + (f" (lacks {count} of {expectation.count})" if expectation.count > 1 else "")
+        by_layer.setdefault(key.layer, []).append(text)
+    total = sum(count for _, count in missing)
+    lines = [f"the update is incomplete: {plural(total, 'application')} missing in {plural(len(by_layer), 'layer')}"]
+    for layer, keys in list(by_layer.items())[:_MAX_LAYERS]:
+        shown = "; ".join(keys[:_MAX_KEYS])
+        more = f"; and {len(keys) - _MAX_KEYS} more" if len(keys) > _MAX_KEYS else ""
+        lines.append(f"  {layer or '(model)'}: {shown}{more}")
+    if len(by_layer) > _MAX_LAYERS:
+        lines.append(f"  and {len(by_layer) - _MAX_LAYERS} more layers")
+    hint = None
+    if unknown:
+        names = list(unknown)
+        lines.append(
+            f"  {plural(len(names), 'source')} arrived that this contract does not know: "
+            + ", ".join(names[:_MAX_KEYS])
+            + (f" and {len(names) - _MAX_KEYS} more" if len(names) > _MAX_KEYS else "")
+        )
+        hint = "a misspelled name is missing under its right name and unknown under its wrong one"
+        absent = {s for e, _ in missing for s in e.key.sources} - arrived
+        if _other_layout(absent, unknown):
+            hint = (
+                "the update has another layout than the contract was built for (joined or split tensors): build the manifest "
+                "for what is sent, from a names file (--wire)"
+            )
+    return "\n".join(lines), hint
+
+
+_MAX_LAYERS = 12
+_MAX_KEYS = 6
+
+
+def _other_layout(absent: set[str], unknown: dict[str, tuple[int, ...]]) -> bool:
+    """Whether each unknown name seems to stand for several absent ones, or several unknown ones for each absent one: they
+    share the module, and one side has a dimension more."""
+    if not absent:
+        return False
+
+    def parents(names: set[str]) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for name in names:
+            stem = name.rsplit(".", 1)[0] if name.endswith((".weight", ".bias")) else name
+            parts = [part for part in stem.split(".")]
+            cut = next((i for i, part in enumerate(parts) if part in ("experts", "self_attn", "mlp", "attn")), None)
+            if cut is not None:
+                found[".".join(parts[: cut + 1])] += 1
+        return found
+
+    lacking, given = parents(absent), parents(set(unknown))
+    common = lacking.keys() & given.keys()
+    return bool(common) and all(lacking[name] != given[name] for name in common) and len(common) * 2 >= len(lacking)

@@ -1,0 +1,330 @@
+"""The hot path of an update: one call for each weight loader call. Decide what it is, run it where it may write, tick it off."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._C import (  # what torch.utils._python_dispatch itself is made of (torch 2.5 to 2.14)
+    _get_dispatch_stack_at,
+    _len_torch_dispatch_stack,
+    _pop_torch_dispatch_stack,
+    _push_on_torch_dispatch_stack,
+)
+
+from probe_cli.errors import ReloadError
+from probe_cli.model.selectors import Binder, loader_name
+from probe_cli.reload.contract import Contract, Expectation
+from probe_cli.reload.direct import WriteWatch
+from probe_cli.reload.progress import Progress, UnitState
+from probe_cli.reload.stream import SourceStream
+
+__all__ = ["Destination", "Tracker"]
+
+_log = logging.getLogger("probe_cli.reload")
+
+
+class Destination:
+    """A tensor of the model as a loader may be given it."""
+
+    __slots__ = ("full_name", "key", "state")
+
+    def __init__(self, full_name: str, key: tuple[str, str], state: UnitState) -> None:
+        self.full_name = full_name
+        self.key = key
+        self.state = state
+
+
+class Tracker:
+    """Sorts loader calls and direct writes into applications, extras, declined and late calls.
+
+    `prepare(state)` gets a unit ready to be written to; `completed(state)` is called when its last application has arrived;
+    `check()` raises if the update was aborted.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        progress: Progress,
+        stream: SourceStream,
+        binder: Binder,
+        *,
+        prepare: Callable[[UnitState], None],
+        completed: Callable[[UnitState], None],
+        check: Callable[[], None],
+        declined: Callable[[object], bool],
+        rank: str,
+        verify_writes: bool = False,
+        watching: bool = False,
+    ) -> None:
+        self.contract = contract
+        self.progress = progress
+        self.stream = stream
+        self._binder = binder
+        self._prepare = prepare
+        self._completed = completed
+        self._check = check
+        self._declined = declined
+        self._rank = rank
+        self._verify_writes = verify_writes
+        #: `watch` is on the mode stack outside loaders.
+        self.watching = watching
+        #: id of a tensor object -> destination, for staging and for live objects.
+        self.destinations: dict[int, Destination] = {}
+        #: Storage -> destination, for placeholders and live storages.
+        self.storages: dict[int, Destination] = {}
+        self.states_by_layer: dict[str, UnitState] = {}
+        self._inside = False
+        self._clock = 0
+        self.watch = WriteWatch(self.stand_in, self._before_direct_write, self._after_direct_write)
+        self._direct: tuple[Expectation | None, Destination, list[str]] | None = None
+        self._wrote = False
+        self._call_watch = WriteWatch(self.stand_in, self._on_call_write)
+
+    # Loader calls
+
+    def on_call(
+        self,
+        loader: Callable[..., object],
+        parameter: torch.Tensor | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> object:
+        """Stand in for one call of a weight loader."""
+        if self._inside:  # a loader that calls another: the outer one counts
+            return loader(*args, **kwargs)
+        if self.watching and _pause(self.watch):  # what the runtime itself writes is no direct write
+            try:
+                return self._on_call(loader, parameter, args, kwargs)
+            finally:
+                _push_on_torch_dispatch_stack(self.watch)
+        return self._on_call(loader, parameter, args, kwargs)
+
+    def _on_call(
+        self,
+        loader: Callable[..., object],
+        parameter: torch.Tensor | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> object:
+        self._check()
+        destination = self._destination(parameter, args)
+        if destination is None:
+            return loader(*args, **kwargs)
+        bound = self._binder.bind(loader, args, kwargs)
+        sources: list[str] = []
+        find = self.stream.names_of
+        for tensor in bound.tensors:
+            if tensor is not parameter:
+                name = find(tensor)
+                if name is not None:
+                    sources.append(name)
+        expectation = self.contract.find(destination.full_name, bound.selectors, sources, self.stream.current)
+        state = destination.state
+        if state.published or state.complete and state.in_place:
+            return self._late(loader, destination, sources)
+        if not state.in_scope:
+            self.progress.out_of_scope += 1
+            return True if self._binder.accepts(loader, "return_success") else None
+        if not state.touched:
+            self._prepare(state)
+        self._clock += 1
+        state.last_used = self._clock
+        if expectation is None or self._verify_writes:
+            result, wrote = self._run_watched(loader, destination, args, kwargs)
+        else:
+            result, wrote = self._run(loader, destination, args, kwargs), True
+        if result is False or not wrote or self._declined(result):
+            if expectation is not None and self.progress.seen[expectation.index] < expectation.count:
+                raise self._placement(expectation)
+            self.progress.declined[state_layer(destination)] += 1
+            return result
+        if expectation is None:
+            self._absorb(destination, sources)
+            return result
+        self._tick(expectation, state)
+        return result
+
+    def _destination(self, parameter: torch.Tensor | None, args: tuple[Any, ...]) -> Destination | None:
+        known = self.destinations
+        for tensor in args[:2]:
+            found = known.get(id(tensor))
+            if found is not None:
+                return found
+        return known.get(id(parameter))
+
+    def _run(
+        self, loader: Callable[..., object], destination: Destination, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> object:
+        state = destination.state
+        if not state.in_place and (state.staged.moved or type(loader) is functools.partial):
+            loader, args, kwargs = self._redirected(loader, args, kwargs)
+        self._inside = True
+        try:
+            return loader(*args, **kwargs)
+        except Exception as error:
+            self._annotate(error, loader, destination)
+            raise
+        finally:
+            self._inside = False
+
+    def _run_watched(
+        self, loader: Callable[..., object], destination: Destination, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[object, bool]:
+        self._wrote = False
+        with self._call_watch:
+            result = self._run(loader, destination, args, kwargs)
+        return result, self._wrote
+
+    def _tick(self, expectation: Expectation, state: UnitState) -> None:
+        seen = self.progress.seen
+        seen[expectation.index] += 1
+        if seen[expectation.index] > expectation.count:
+            self._count_extra(
+                state, expectation.layer, f"{expectation.key} arrived more often than the contract requires"
+            )
+            return
+        state.remaining -= 1
+        if state.remaining == 0:
+            state.complete = True
+            self._completed(state)
+
+    def _absorb(self, destination: Destination, sources: Iterable[str]) -> None:
+        names = " + ".join(sources) or self.stream.current or "no source"
+        layer = state_layer(destination)
+        self._count_extra(
+            destination.state,
+            layer,
+            f"{names} was loaded into {destination.full_name}, which the contract does not know",
+        )
+
+    def _count_extra(self, state: UnitState, layer: str, what: str) -> None:
+        self.progress.extras[layer] += 1
+        if not state.warned:
+            state.warned = True
+            _log.warning("%s: layer %s: extra application: %s", self._rank, layer or "(model)", what)
+
+    def _late(self, loader: Callable[..., object], destination: Destination, sources: list[str]) -> object:
+        """A call for a published layer: never run."""
+        layer = state_layer(destination)
+        if self._binder.accepts(loader, "return_success"):
+            self.progress.declined[layer] += 1
+            return False
+        names = sources or ([self.stream.current] if self.stream.current is not None else [])
+        if names and not any(e.layer == layer for name in names for e in self.contract.by_source.get(name, ())):
+            self.progress.declined[layer] += 1  # another rank's, or another layer's: not for this one
+            return None
+        raise ReloadError(
+            f"{self._rank}: layer {layer or '(model)'} is published already, and {loader_name(loader)} was called again for "
+            f"{destination.full_name} with {' + '.join(names) or 'no source'}; the live tensors were not touched",
+            hint="send each tensor once per update",
+        )
+
+    def _placement(self, expectation: Expectation) -> ReloadError:
+        return ReloadError(
+            f"{self._rank}: the loader declined {expectation.key}, which the contract requires: this rank's placement has "
+            "changed since the manifest was built",
+            hint="build the manifest for the placement as it is now, or probe the model again",
+        )
+
+    def _annotate(self, error: BaseException, loader: Callable[..., object], destination: Destination) -> None:
+        note = (
+            f"{self._rank}, layer {state_layer(destination) or '(model)'}: loader {loader_name(loader)} of {destination.full_name} "
+            f"was loading source {self.stream.current}"
+        )
+        if hasattr(error, "add_note"):
+            error.add_note(note)
+        else:
+            error.__notes__ = [*getattr(error, "__notes__", []), note]
+
+    # Redirection and direct writes
+
+    def _redirected(
+        self, loader: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]:
+        if type(loader) is functools.partial:
+            loader = functools.partial(
+                loader.func, *map(self._swap, loader.args), **{k: self._swap(v) for k, v in loader.keywords.items()}
+            )
+        return loader, tuple(map(self._swap, args)), {name: self._swap(value) for name, value in kwargs.items()}
+
+    def _swap(self, value: Any) -> Any:
+        return self.stand_in(value) if isinstance(value, torch.Tensor) else value
+
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor to use for one that load code holds: the staging tensor, for an object or placeholder of a staged unit."""
+        destination = self.destinations.get(id(tensor))
+        if destination is None:
+            destination = self.storages.get(tensor.untyped_storage()._cdata)
+            if destination is None:
+                return tensor
+        state = destination.state
+        if state.in_place or state.published or not state.in_scope:
+            return tensor
+        if not state.touched:
+            self._prepare(state)
+        staged = state.staged.current_objects().get(destination.key)
+        return tensor if staged is None or staged.shape != tensor.shape else staged
+
+    def _on_call_write(self, written: list[torch.Tensor], read: list[torch.Tensor]) -> bool:
+        self._wrote = self._wrote or any(self._owner(tensor) is not None for tensor in written)
+        return True
+
+    def _owner(self, tensor: torch.Tensor) -> Destination | None:
+        found = self.destinations.get(id(tensor)) or self.storages.get(tensor.untyped_storage()._cdata)
+        if found is not None:
+            return found
+        for state in dict.fromkeys(self.states_by_layer.values()):
+            key = state.staged.owner_of(tensor)
+            if key is not None:
+                return Destination(f"{key[0]}.{key[1]}" if key[0] else key[1], key, state)
+        return None
+
+    def _before_direct_write(self, written: list[torch.Tensor], given: list[torch.Tensor]) -> bool:
+        self._direct = None
+        owner = next((found for tensor in written if (found := self._owner(tensor)) is not None), None)
+        if owner is None:
+            return True
+        self._check()
+        state = owner.state
+        if state.published:
+            raise ReloadError(
+                f"{self._rank}: layer {state_layer(owner) or '(model)'} is published already, and load_weights writes "
+                f"{owner.full_name} again (source {self.stream.current}); the live tensors were not touched",
+                hint="send each tensor once per update",
+            )
+        if not state.in_scope:
+            self.progress.out_of_scope += 1
+            return False
+        if not state.touched:  # in place: staged units were prepared when their stand-in was asked for
+            self._prepare(state)
+        sources = list(dict.fromkeys(n for tensor in given if (n := self.stream.names_of(tensor)) is not None))
+        self._direct = (self.contract.find(owner.full_name, {}, sources, self.stream.current), owner, sources)
+        return True
+
+    def _after_direct_write(self) -> None:
+        direct, self._direct = self._direct, None
+        if direct is None:
+            return
+        expectation, owner, sources = direct
+        if expectation is None:
+            self._absorb(owner, sources)
+        else:
+            self._tick(expectation, owner.state)
+
+
+def state_layer(destination: Destination) -> str:
+    """The layer that a destination belongs to."""
+    return destination.key[0]
+
+
+def _pause(mode: WriteWatch) -> bool:
+    """Take a mode off the stack if it is on top; True if the caller must push it again."""
+    depth = _len_torch_dispatch_stack()
+    if depth == 0 or _get_dispatch_stack_at(depth - 1) is not mode:
+        return False
+    _pop_torch_dispatch_stack(None)
+    return True

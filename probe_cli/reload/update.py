@@ -1,0 +1,446 @@
+"""One update: begun, fed in any number of chunks, finished or aborted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+
+from probe_cli.errors import IncompleteUpdate, ReloadError
+from probe_cli.model.loaders import LoaderInterception
+from probe_cli.reload.audit import TensorMap, compare
+from probe_cli.reload.contract import Expectation
+from probe_cli.reload.live import LiveLayer
+from probe_cli.reload.pool import StagingPool
+from probe_cli.reload.progress import Progress, UnitState, describe_missing
+from probe_cli.reload.publish import Processed, process, publish
+from probe_cli.reload.receipt import Ballot, Finding, Receipt
+from probe_cli.reload.scope import ScopeLike
+from probe_cli.reload.staging import Home
+from probe_cli.reload.state import StateSnapshot
+from probe_cli.reload.stream import SourceStream
+from probe_cli.reload.tracker import Destination, Tracker
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from probe_cli.reload.session import ReloadSession
+
+__all__ = ["Update"]
+
+_log = logging.getLogger("probe_cli.reload")
+
+
+class Update:
+    """Made by `ReloadSession.update`. Between chunks the model holds its live tensors and can serve."""
+
+    def __init__(self, session: ReloadSession, scope: ScopeLike, due: Sequence[Expectation]) -> None:
+        self.session = session
+        self.scope = scope
+        self.number = session.number
+        self.thread = threading.current_thread()
+        self.open = True
+        self.receipt: Receipt | None = None
+        self._full = scope == "full"
+        self._rank = str(session.manifest.rank)
+        self._lock = threading.RLock()
+        self._aborted = threading.Event()
+        self._reason = ""
+        self._loading = False
+        self._failed = False
+        #: A live tensor has been written to.
+        self._mutated = False
+        self._progress = Progress(session.contract, due)
+        self._stream = SourceStream(session.contract, self._check)
+        self._pool = StagingPool(session.device, session.staging_bytes)
+        self._live: dict[str, LiveLayer] = {}
+        self._states: list[UnitState] = []
+        self._findings: list[Finding] = []
+        self._ready: list[tuple[UnitState, Processed]] = []
+        self._ballots: tuple[Ballot, ...] = ()
+        self._spills = 0
+        self._spilled_bytes = 0
+        self._published_bytes = 0
+        self._start = session.device.clock()
+        self._before: TensorMap | None = None
+
+    # Life
+
+    def begin(self) -> None:
+        """Take the live tensors aside and lay out what is due. Touches nothing yet."""
+        session = self.session
+        layout = session.cold.layout
+        self._live = {name: LiveLayer(layer) for name, layer in layout.layers.items()}
+        if session.audit:
+            self._before = TensorMap({name: layer.module for name, layer in layout.layers.items()})
+        due = {e.index for e in self._progress.due}
+        self._tracker = Tracker(
+            session.contract,
+            self._progress,
+            self._stream,
+            session.binder,
+            prepare=self._prepare,
+            completed=self._completed,
+            check=self._check,
+            declined=session.declined,
+            rank=self._rank,
+            verify_writes=session.verify_writes,
+            watching=session.watch_direct_writes,
+        )
+        for unit in session.units:
+            remaining = sum(e.count for e in unit.expectations if e.index in due)
+            in_place = session.in_place and not unit.hooked and self._is_loaded_layout(unit.layers)
+            state = UnitState(unit, session.staged(unit), remaining, in_place=in_place)
+            self._states.append(state)
+            self._register(state)
+
+    def _is_loaded_layout(self, layers: Iterable[object]) -> bool:
+        return all(
+            (live := self._live[layer.name].get(name)) is not None and id(live) == tensor.identity  # type: ignore[attr-defined]
+            for layer in layers
+            for name, tensor in layer.tensors.items()  # type: ignore[attr-defined]
+        )
+
+    def _register(self, state: UnitState) -> None:
+        tracker = self._tracker
+        for layer in state.unit.layers:
+            tracker.states_by_layer[layer.name] = state
+            for name, tensor in self._live[layer.name].tensors().items():
+                key = (layer.name, name)
+                full_name = f"{layer.name}.{name}" if layer.name else name
+                destination = Destination(full_name, key, state)
+                tracker.destinations.setdefault(id(tensor), destination)
+                tracker.storages.setdefault(tensor.untyped_storage()._cdata, destination)
+        if state.in_place:
+            return
+        for key, made in state.staged.objects.items():
+            full_name = f"{key[0]}.{key[1]}" if key[0] else key[1]
+            tracker.destinations.setdefault(id(made), Destination(full_name, key, state))
+        for storage, key in state.staged.placeholder_keys.items():
+            full_name = f"{key[0]}.{key[1]}" if key[0] else key[1]
+            tracker.storages.setdefault(storage, Destination(full_name, key, state))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self.open:
+            return
+        if error is not None:
+            self.abort(f"{type(error).__name__}: {error}")
+        else:
+            self.finish()
+
+    @property
+    def abandoned(self) -> bool:
+        """True if the thread that began this update has ended without ending it."""
+        return self.open and not self.thread.is_alive()
+
+    # Loading
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load one chunk of (name, tensor). A failure rolls the update back before it is raised."""
+        with self.loading():
+            self.session.load(self.track(weights))
+
+    def track(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The stream to give to an engine's own `load_weights`, inside `loading()`."""
+        return self._stream.track(weights)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Around any call of the model's loading code: its loaders write to staging tensors, and every call is tracked."""
+        with self._lock:
+            self._require_open()
+            session = self.session
+            self._loading = True
+            try:
+                for state in self._states:
+                    if not state.published:
+                        self._install(state)
+                tensors = [t for live in self._live.values() for t in live.tensors().values()]
+                with ExitStack() as stack:
+                    stack.enter_context(session.device.context())
+                    if session.loading is not None:
+                        stack.enter_context(session.loading())
+                    stack.enter_context(torch.no_grad())
+                    stack.enter_context(LoaderInterception(self._tracker.on_call, tensors, session.default_loaders))
+                    stack.enter_context(self._tracker.watch if session.watch_direct_writes else nullcontext())
+                    yield
+                self._check()
+            except BaseException as error:
+                self._loading = False
+                self._fail(f"{type(error).__name__}: {error}")
+                raise
+            finally:
+                self._loading = False
+                for state in self._states:
+                    self._put_back(state)
+
+    def _install(self, state: UnitState) -> None:
+        if state.in_place or not state.unit.expectations:
+            return
+        objects = state.staged.objects
+        for layer in state.unit.layers:
+            self._live[layer.name].install(objects, hooked=layer.name in state.unit.hooked)
+
+    def _put_back(self, state: UnitState) -> None:
+        if not state.in_place and state.unit.expectations:
+            for layer in state.unit.layers:
+                self._live[layer.name].put_back()
+
+    def _prepare(self, state: UnitState) -> None:
+        """Before the first application of a unit."""
+        state.touched = True
+        state.snapshots = [StateSnapshot(layer.module) for layer in state.unit.layers]
+        if state.in_place:
+            self._mutated = True
+            return
+        with self.session.device.context():
+            home = state.staged.materialize(self._pool, lambda member: self._live[member.layer].get(member.name))
+        if home is Home.HOST:
+            self._count_spill(state.staged.nbytes)
+
+    def _count_spill(self, nbytes: int) -> None:
+        self._spills += 1
+        self._spilled_bytes += nbytes
+
+    # Completion
+
+    def _completed(self, state: UnitState) -> None:
+        """The last application of a unit has arrived."""
+        unit = state.unit
+        self._event("complete", layer=unit.name)
+        if state.in_place:
+            state.published = True
+            return
+        deferred = any(self.session.cold.hooks_of.deferred(layer.name, layer.module) for layer in unit.layers)
+        if self.session.commit == "layer" and not deferred:
+            self._publish(state, self._process(state))
+            if self._loading:
+                self._put_back(state)
+
+    def _process(self, state: UnitState) -> Processed:
+        started = self.session.device.clock()
+        if state.unit.hooked:
+            self._bring_back(state)
+        try:
+            with self.session.device.context(), torch.no_grad():
+                return process(state.unit, self._live, state.staged.current_objects(), self.session.cold)
+        finally:
+            state.seconds += self.session.device.clock() - started
+
+    def _bring_back(self, state: UnitState) -> None:
+        """Post-processing runs on the device: make room for the unit, at the cost of those that waited longest."""
+        if state.staged.home is not Home.HOST:
+            return
+        waiting = sorted(
+            (other for other in self._states if other is not state and other.staged.home is Home.POOL),
+            key=lambda other: other.last_used,
+        )
+        while not state.staged.come_back(self._pool):
+            if not waiting:
+                raise ReloadError(f"layer {state.unit.name}: staging memory is full ({self._pool.used} bytes in use)")
+            self._count_spill(waiting.pop(0).staged.spill())
+
+    def _publish(self, state: UnitState, processed: Processed) -> None:
+        started = self.session.device.clock()
+        self._mutated = True
+        with self.session.device.context():
+            state.nbytes = publish(processed, self._live, state.staged, self._report_attribute)
+        state.published = True
+        state.complete = True
+        self._published_bytes += state.nbytes
+        state.staged.release()
+        state.seconds += self.session.device.clock() - started
+        self._event("published", layer=state.unit.name, nbytes=state.nbytes)
+
+    def _report_attribute(self, layer: str, path: str, what: str) -> None:
+        if what == "settled":
+            message = "post-processing made a fresh tensor; its values are in the storage that was live before"
+        else:
+            message = "post-processing made a tensor of another dtype, shape or strides"
+        self._findings.append(Finding(what, layer, path, message))
+
+    # The end
+
+    def finish(self) -> Receipt:
+        """End the update: nothing may be missing, on any rank. Raises IncompleteUpdate that names what is."""
+        with self._lock:
+            self._require_open()
+            try:
+                self._judge()
+                self._publish_rest()
+                self._vote("outcome")
+            except BaseException as error:
+                self._fail(f"{type(error).__name__}: {error}")
+                raise
+            return self._close(ok=True)
+
+    def _judge(self) -> None:
+        missing = self._progress.missing()
+        if missing:
+            message, hint = describe_missing(missing, self._stream.unknown, self._stream.arrived)
+            where = f" on {self._rank}" if self.session.voter is not None else ""
+            raise IncompleteUpdate(message.replace("incomplete:", f"incomplete{where}:", 1), hint=hint)
+
+    def _publish_rest(self) -> None:
+        """What waits for the end: everything with commit="model", deferred layers, and hooks of layers without a contract."""
+        waiting = [s for s in self._states if s.unit.expectations and s.in_scope and not s.published]
+        hooks_of = self.session.cold.hooks_of
+        idle = [s for s in self._states if not s.unit.expectations and s.unit.hooked]
+        is_deferred = {
+            id(s): any(hooks_of.deferred(layer.name, layer.module) for layer in s.unit.layers)
+            for s in (*waiting, *idle)
+        }
+        first = [s for s in waiting if not is_deferred[id(s)]]
+        if self.session.commit == "model":
+            self._ready = []
+            for state in first:
+                processed = self._process(state)
+                if state.unit.hooked:
+                    processed.keep(state.staged, to_host=self.session.device.host_is_apart)
+                state.last_used = 0  # it waits for all others: first to leave the pool
+                self._ready.append((state, processed))
+            self._vote("publication")
+            for state, processed in self._ready:
+                self._publish(state, processed)
+        else:
+            for state in first:
+                self._publish(state, self._process(state))
+        rest = [s for s in self._states if is_deferred.get(id(s), False) or any(s is other for other in idle)]
+        for state in rest:
+            if not state.touched:
+                self._prepare(state)
+            self._publish(state, self._process(state))
+
+    def _vote(self, subject: str) -> None:
+        if self.session.voter is not None:
+            self._ballots = self.session.voter.vote(self._ballot(True, ""), subject)
+
+    def _ballot(self, ok: bool, reason: str) -> Ballot:
+        return Ballot(self.session.manifest.rank.index, ok, self.session.bundle_digest, self.number, reason[:500])
+
+    def abort(self, reason: str = "aborted by the caller") -> None:
+        """Give the update up, from any thread. Nothing published: the old weights are back. Else the model is undefined.
+
+        While another thread is loading, that thread raises ReloadError at its next tensor, and rolls back.
+        """
+        self._reason = self._reason or reason
+        self._aborted.set()
+        if self._lock.acquire(timeout=_ABORT_SECONDS):
+            try:
+                if self.open and not self._loading:
+                    self._fail(reason)
+            finally:
+                self._lock.release()
+
+    def _check(self) -> None:
+        if self._aborted.is_set():
+            raise ReloadError(f"{self._rank}: update {self.number} was aborted: {self._reason}")
+
+    def _require_open(self) -> None:
+        self._check()
+        if not self.open:
+            outcome = "failed" if self._failed else "is finished"
+            raise ReloadError(f"update {self.number} {outcome}; begin a new one")
+
+    def _fail(self, reason: str) -> None:
+        """Roll back what can be rolled back, and say what cannot."""
+        if not self.open:
+            return
+        self._failed = True
+        for state in self._states:
+            self._put_back(state)
+            if state.touched and not state.published:
+                for snapshot in state.snapshots:
+                    snapshot.restore()
+        voter = self.session.voter
+        if voter is not None:
+            for subject in ("publication", "outcome") if self.session.commit == "model" else ("outcome",):
+                try:
+                    voter.vote(self._ballot(False, reason), subject)
+                except ReloadError:
+                    pass  # that is what a ballot against comes to
+        undefined = f"update {self.number} failed after live tensors had changed: {reason}" if self._mutated else None
+        if self._mutated:
+            _log.error("%s: %s", self._rank, undefined)
+        self._close(ok=False, error=reason, undefined=undefined)
+
+    def _close(self, *, ok: bool, error: str = "", undefined: str | None = None) -> Receipt:
+        session = self.session
+        for state in self._states:
+            state.staged.release()
+        self._ready = []
+        self._pool.close()
+        session.device.synchronize()
+        if self._before is not None:
+            self._audit(self._before)
+        self.open = False
+        receipt = self.receipt = self._make_receipt(ok, error)
+        session.ended(self, receipt, ("" if self._full else None) if ok else undefined)
+        (_log.info if ok else _log.warning)("%s", receipt.line())
+        self._event("finished" if ok else "failed", update=self.number, error=error)
+        return receipt
+
+    def _audit(self, before: TensorMap) -> None:
+        layers = {name: layer.module for name, layer in self.session.cold.layout.layers.items()}
+        reported = {(finding.layer, finding.path) for finding in self._findings}
+        self._findings += compare(before, TensorMap(layers), reported)
+        self._before = None
+
+    def _make_receipt(self, ok: bool, error: str) -> Receipt:
+        session, progress, stream = self.session, self._progress, self._stream
+        due: dict[str, list[Expectation]] = {}
+        for expectation in progress.due:
+            due.setdefault(expectation.layer, []).append(expectation)
+        layers = [
+            progress.layer_receipt(layer.name, state, due.get(layer.name, ()))
+            for state in self._states
+            for layer in state.unit.layers
+            if layer.name in due or progress.extras[layer.name] or (state.published and layer.name in state.unit.hooked)
+        ]
+        return Receipt(
+            ok=ok,
+            update=self.number,
+            manifest_digest=session.manifest.digest,
+            contract_digest=session.manifest.contract_digest,
+            rank=session.manifest.rank.index,
+            scope=str(self.scope),
+            commit=session.commit,
+            layers=tuple(layers),
+            expected=progress.expected,
+            observed=progress.observed,
+            extras=sum(progress.extras.values()),
+            declined=sum(progress.declined.values()),
+            out_of_scope=progress.out_of_scope,
+            unknown_sources=tuple(stream.unknown),
+            missing=tuple((str(e.key), count) for e, count in progress.missing()),
+            sources=stream.count,
+            bytes_received=stream.nbytes,
+            bytes_published=self._published_bytes,
+            seconds=round(session.device.clock() - self._start, 6),
+            staging_budget=session.staging_bytes,
+            staging_peak=self._pool.peak,
+            spills=self._spills,
+            spilled_bytes=self._spilled_bytes,
+            findings=tuple(self._findings),
+            hooks_required=session.cold.hooks is not None,
+            ballots=self._ballots,
+            error=error,
+        )
+
+    def _event(self, name: str, **values: object) -> None:
+        callback = self.session.on_event
+        if callback is not None:
+            callback(name, values)
+
+
+_ABORT_SECONDS = 30.0
