@@ -100,7 +100,8 @@ def write_checkpoint(folder: Path, shards: int = 163) -> Checkpoint:
 
 
 def _cut(shape: Shape, dim: int, index: int, parts: int, dst: Shape, dst_dim: int, dst_start: int) -> Write:
-    """A write of the `index`-th of `parts` along `dim` to `dst`, from `dst_start` along `dst_dim` (of its last dims)."""
+    """A write of the `index`-th of `parts` along `dim` to `dst`, from `dst_start` along `dst_dim` (of its last
+    dims)."""
     size = shape[dim] // parts
     part = tuple(size if d == dim else n for d, n in enumerate(shape))
     strides, dst_strides = contiguous(shape), contiguous(dst)
@@ -165,7 +166,9 @@ class _Builder:
                                 (f"{name}.{expert}.{source}.{tensor}",),
                                 f"{group}_{tensor}",
                                 {"weight_name": f"{name}.{group}_{tensor}", "shard_id": shard, "expert_id": expert},
-                                writes=(Write(src=View(0, part, contiguous(part)), dst=View(at, part, contiguous(part))),),
+                                writes=(
+                                    Write(src=View(0, part, contiguous(part)), dst=View(at, part, contiguous(part))),
+                                ),
                             )
                         )
                 entries.append((TensorEntry(f"{group}_{tensor}", dtype, shape), applications))

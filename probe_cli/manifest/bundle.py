@@ -19,7 +19,7 @@ from probe_cli.manifest.identity import checkpoint_identity, source_entry
 from probe_cli.manifest.proof import unfed_parameters, unused_sources
 from probe_cli.manifest.schema import BUNDLE_FORMAT, MANIFEST_FORMAT, SCHEMA_VERSION, BundleIndex, RankEntry
 from probe_cli.manifest.swap import put_in_place
-from probe_cli.manifest.text import render
+from probe_cli.manifest.text import digest_of_lines, render
 from probe_cli.manifest.validate import RANK_FILE, validate_index
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ _INDEX_NAMES = (INDEX_FILE, "bundle.json")
 
 
 class Bundle:
-    """An index and the manifests that it names. A rank's file is read when it is asked for, and verified against the index."""
+    """An index and the manifests that it names. A rank's file is read when it is asked for, and verified against the
+    index."""
 
     def __init__(
         self,
@@ -122,7 +123,9 @@ class Bundle:
             rank = self.ranks[0]
         if rank is None or rank not in self._entries:
             asked = "which rank?" if rank is None else f"no rank {rank} in this bundle;"
-            raise UsageError(f"{self.path or 'bundle'}: {asked} it holds {_ranges(self.ranks)}", hint="name one with --rank")
+            raise UsageError(
+                f"{self.path or 'bundle'}: {asked} it holds {_ranges(self.ranks)}", hint="name one with --rank"
+            )
         if rank in self._manifests:
             return self._manifests[rank]
         directory = self.path
@@ -139,6 +142,17 @@ class Bundle:
             )
         return manifest
 
+    def rank_text(self, rank: int) -> bytes:
+        """The JSON text of a rank's manifest, verified against the index by its digest alone: several times faster than
+        `manifest`, for those who decode a part of it. Raises as `manifest` does."""
+        entry = self._entries.get(rank)
+        if entry is None or rank in self._manifests or self.path is None:
+            return self.manifest(rank).to_bytes()
+        text = read_text(self.path / entry.file)
+        if digest_of_lines(text) != (entry.digest, entry.digest):
+            self.manifest(rank)  # in another form, or not what it should be: then this raises
+        return text
+
     def manifests(self) -> Iterator[Manifest]:
         """The manifests, one rank at a time, in the order of ranks."""
         for rank in self.ranks:
@@ -153,8 +167,8 @@ class Bundle:
     def write(self, directory: str | Path) -> Path:
         """Write the bundle as a directory, replacing a bundle that is there in one step.
 
-        Raises UsageError if the path holds anything that is not a bundle, and ManifestError if it cannot be written; what
-        was there stays as it was in both cases.
+        Raises UsageError if the path holds anything that is not a bundle, and ManifestError if it cannot be written;
+        what was there stays as it was in both cases.
         """
         target = Path(os.path.realpath(directory))
         _replaceable(target)

@@ -1,8 +1,8 @@
 """Canonical JSON: one text for one value, and the digests over it.
 
-Canonical form: UTF-8, object keys sorted by code point, no white space, no escapes but those JSON demands, floats in their
-shortest form. Files hold the canonical form with line breaks put in (`probe_cli.manifest.text`), so the digest of a file is
-found without decoding it, and a file that someone has re-indented still verifies.
+Canonical form: UTF-8, object keys sorted by code point, no white space, no escapes but those JSON demands, floats in
+their shortest form. Files hold the canonical form with line breaks put in (`probe_cli.manifest.text`), so the digest
+of a file is found without decoding it, and a file that someone has re-indented still verifies.
 """
 
 from __future__ import annotations

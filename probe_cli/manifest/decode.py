@@ -47,7 +47,9 @@ def sniff(text: bytes, where: str) -> str:
     major, _, minor = head.version.partition(".")
     ours = SCHEMA_VERSION.partition(".")[0]
     if not (major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
-        raise ManifestError(f"{where}: version is {_short(head.version)!r}, expected MAJOR.MINOR such as {SCHEMA_VERSION!r}")
+        raise ManifestError(
+            f"{where}: version is {_short(head.version)!r}, expected MAJOR.MINOR such as {SCHEMA_VERSION!r}"
+        )
     if major != ours:
         newer = (len(major), major) > (len(ours), ours)
         relation = "a newer" if newer else "an older"

@@ -82,8 +82,8 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, text: bytes, where: str = "manifest") -> Manifest:
-        """A manifest from the JSON text of its file. Raises ManifestError if it is malformed, of a newer major version, or
-        not what its digest says."""
+        """A manifest from the JSON text of its file. Raises ManifestError if it is malformed, of a newer major
+        version, or not what its digest says."""
         if sniff(text, where) == BUNDLE_FORMAT:
             raise ManifestError(f"{where}: this is the index of a bundle, expected the manifest of one rank")
         document = decode_document(text, ManifestDocument, where)

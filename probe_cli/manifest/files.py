@@ -31,8 +31,8 @@ def compress(text: bytes) -> bytes:
 
 
 def decompress(data: bytes, where: str, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """The text of a gzip file of one member, never more than `limit` bytes of it. Raises ManifestError if it is larger, cut
-    short, damaged, or followed by anything."""
+    """The text of a gzip file of one member, never more than `limit` bytes of it. Raises ManifestError if it is
+    larger, cut short, damaged, or followed by anything."""
     unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
         text = unpacker.decompress(data, limit + 1)
@@ -48,7 +48,8 @@ def decompress(data: bytes, where: str, limit: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def read_text(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """The JSON text of a manifest file, plain or gzip (told by its first bytes, whatever its name). Raises ManifestError."""
+    """The JSON text of a manifest file, plain or gzip (told by its first bytes, whatever its name). Raises
+    ManifestError."""
     try:
         # O_NONBLOCK: opening a named pipe must not wait for a writer.
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:

@@ -1,4 +1,5 @@
-"""The JSON Schema of manifest and bundle files, generated from the types. `schema.json` beside this file is its text."""
+"""The JSON Schema of manifest and bundle files, generated from the types. `schema.json` beside this file is its
+text."""
 
 from __future__ import annotations
 

@@ -70,9 +70,7 @@ def contract_of(layers: Iterable[Layer]) -> Counter[ContractKey]:
 
 
 def contract_digest(layers: Iterable[Layer]) -> str:
-    """SHA-256 over the layers' keys and counts alone: the same whatever the order of arrival, the regions, the shapes or
-    the engine's version. Rows are [layer, tensor, sources, selectors as canonical JSON, count], sorted."""
-    rows = [
-        (key.layer, key.tensor, key.sources, key.selectors, count) for key, count in contract_of(layers).items()
-    ]
+    """SHA-256 over the layers' keys and counts alone: the same whatever the order of arrival, the regions, the shapes
+    or the engine's version. Rows are [layer, tensor, sources, selectors as canonical JSON, count], sorted."""
+    rows = [(key.layer, key.tensor, key.sources, key.selectors, count) for key, count in contract_of(layers).items()]
     return digest(sorted(rows))

@@ -54,7 +54,8 @@ class Pattern:
 
 
 def fold(names: Iterable[str]) -> tuple[Pattern, ...]:
-    """The patterns that stand for exactly these names, in the order in which their kinds first appear. Repeats count once."""
+    """The patterns that stand for exactly these names, in the order in which their kinds first appear. Repeats count
+    once."""
     patterns: list[Pattern] = []
     for texts, points in _groups(names, _DIGITS):
         # By column, since the same digits come up again and again.
@@ -64,7 +65,9 @@ def fold(names: Iterable[str]) -> tuple[Pattern, ...]:
     return tuple(patterns)
 
 
-def _groups(names: Iterable[str], number: re.Pattern[str]) -> Iterator[tuple[tuple[str, ...], dict[tuple[str, ...], None]]]:
+def _groups(
+    names: Iterable[str], number: re.Pattern[str]
+) -> Iterator[tuple[tuple[str, ...], dict[tuple[str, ...], None]]]:
     """Names by their texts, each with the numbers that occur in it, still as spelled."""
     groups: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}
     for name in names:
@@ -84,7 +87,8 @@ def _groups(names: Iterable[str], number: re.Pattern[str]) -> Iterator[tuple[tup
 
 
 def fold_text(names: Iterable[str], limit: int | None = None) -> list[str]:
-    """The patterns as lines, with the number of names where it is more than one; a last line counts what `limit` cuts."""
+    """The patterns as lines, with the number of names where it is more than one; a last line counts what `limit`
+    cuts."""
     patterns = fold(names)
     shown = patterns if limit is None or len(patterns) <= limit else patterns[:limit]
     lines = [f"{pattern} ({pattern.count:,})" if pattern.count > 1 else str(pattern) for pattern in shown]
@@ -126,6 +130,4 @@ def _products(points: Sequence[_Numbers], dims: int) -> tuple[_Product, ...]:
             stop += 1
         joined.setdefault(tuple(point[1:] for point in points[start:stop]), []).append(first)
         start = stop
-    return tuple(
-        (tuple(firsts), *rest) for rests, firsts in joined.items() for rest in _products(rests, dims - 1)
-    )
+    return tuple((tuple(firsts), *rest) for rests, firsts in joined.items() for rest in _products(rests, dims - 1))

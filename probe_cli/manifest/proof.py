@@ -1,4 +1,5 @@
-"""The proof over all ranks (rule 11): every source is used by a rank, or unused with a reason; and what no source feeds."""
+"""The proof over all ranks (rule 11): every source is used by a rank, or unused with a reason; and what no source
+feeds."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ REASONS = ("declined", "skipped", "unread")
 def unused_sources(
     sources: Iterable[SourceEntry], manifests: Sequence[Manifest], outcomes: Sequence[Mapping[str, str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Sources that no rank uses, by reason, in the order of loading. `outcomes` gives, for each manifest, what became of
-    the sources that its rank does not use. Raises ManifestError on a source that no rank accounts for."""
+    """Sources that no rank uses, by reason, in the order of loading. `outcomes` gives, for each manifest, what became
+    of the sources that its rank does not use. Raises ManifestError on a source that no rank accounts for."""
     used = {source.name for manifest in manifests for source in manifest.sources}
     found: dict[str, list[str]] = {reason: [] for reason in REASONS}
     lost: list[str] = []

@@ -68,8 +68,8 @@ class View(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Write(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One write of an application: elements of the destination, and the source elements that land there, in order.
 
-    `src` and `dst` have the same number of elements, iterated in row-major order of their shapes; None means the whole tensor
-    in order. A stride of 0 in `src` repeats an element.
+    `src` and `dst` have the same number of elements, iterated in row-major order of their shapes; None means the
+    whole tensor in order. A stride of 0 in `src` repeats an element.
     """
 
     #: Which of the application's sources (index into `Application.sources`); None if no source is read (a constant).

@@ -16,8 +16,8 @@ _RENAME_EXCHANGE = 2
 
 
 def put_in_place(new: Path, target: Path) -> Path | None:
-    """Rename `new` to `target`. If `target` exists it is exchanged, in one step where the system can, and the path that now
-    holds the old content is returned. Raises OSError, with `target` as it was."""
+    """Rename `new` to `target`. If `target` exists it is exchanged, in one step where the system can, and the path
+    that now holds the old content is returned. Raises OSError, with `target` as it was."""
     if not os.path.lexists(target):
         os.rename(new, target)
         sync_directory(target.parent)

@@ -25,8 +25,8 @@ def render(document: dict[str, Any]) -> bytes:
 
 
 def split_digest(text: bytes) -> tuple[str, bytes] | None:
-    """The document's digest as its own line states it, and the canonical bytes of the rest; None if the text has no such
-    line (it was re-indented, or another program wrote it)."""
+    """The document's digest as its own line states it, and the canonical bytes of the rest; None if the text has no
+    such line (it was re-indented, or another program wrote it)."""
     match = _DIGEST_LINE.search(text)
     if match is None:
         return None

@@ -113,10 +113,14 @@ def _applications(
     prefix = f"{layer.name}." if layer.name else ""
     for application in layer.applications:
         if prefix + application.tensor not in tensors:
-            _fail(where, f"layer {layer.name!r}", f"an application writes {application.tensor!r}, which it does not own")
+            _fail(
+                where, f"layer {layer.name!r}", f"an application writes {application.tensor!r}, which it does not own"
+            )
         for source in application.sources:
             if source not in sources:
-                _fail(where, f"layer {layer.name!r}", f"an application reads {source!r}, which is not among the sources")
+                _fail(
+                    where, f"layer {layer.name!r}", f"an application reads {source!r}, which is not among the sources"
+                )
         for write in application.writes:
             what = f"layer {layer.name!r}, a write of {application.tensor!r}"
             if write.tensor is not None and write.tensor not in tensors:

@@ -9,9 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "manifest"), str(Path(__file__).parents[2])]
-
-from samples import MODEL, dense_bundle, summary
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from probe_cli.manifest import Manifest
 from probe_cli.manifest.schema import (
@@ -28,6 +26,7 @@ from probe_cli.manifest.schema import (
     Write,
 )
 from probe_cli.topology import Topology
+from tests.manifest.samples import MODEL, dense_bundle, summary
 
 FOLDER = Path(__file__).parent / SCHEMA_VERSION
 
@@ -40,14 +39,26 @@ def everything() -> Manifest:
             "",
             "Model",
             (
-                TensorEntry("w", "BF16", (4, 2), alias="w", coverage=Coverage(2, (((3, 4), (0, 2)),), 1, (((0, 1), (0, 1)),), False)),
+                TensorEntry(
+                    "w",
+                    "BF16",
+                    (4, 2),
+                    alias="w",
+                    coverage=Coverage(2, (((3, 4), (0, 2)),), 1, (((0, 1), (0, 1)),), False),
+                ),
                 TensorEntry("tied", "BF16", (2, 2), (1, 2), "buffer", False, "w", 4),
             ),
             (
                 Application(
                     ("a.weight", "ü.weight"),
                     "w",
-                    {"shard_id": "q", "expert_id": 3, "part": {"enum": "Part.LEFT"}, "to": {"dtype": "bfloat16"}, "x": [1, 0.5]},
+                    {
+                        "shard_id": "q",
+                        "expert_id": 3,
+                        "part": {"enum": "Part.LEFT"},
+                        "to": {"dtype": "bfloat16"},
+                        "x": [1, 0.5],
+                    },
                     count=2,
                     direct=True,
                     attribution="stream",

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "manifest"), str(Path(__file__).parents[2])]
-
-from samples import dense_bundle, dense_manifests
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from probe_cli.manifest import digest
+from tests.manifest.samples import dense_bundle, dense_manifests
 
 FOLDER = Path(__file__).parent / "manifests"
 TEXT = dense_manifests()[0].to_bytes()

@@ -70,20 +70,14 @@ def checkpoint(sources: Iterable[Source]) -> FakeCheckpoint:
 
 
 def summary(layers: tuple[Layer, ...], sources_used: int, **changes: int) -> Summary:
-    numbers = dict(
-        layers=len(layers),
-        tensors=sum(len(layer.tensors) for layer in layers),
-        applications=sum(a.count for layer in layers for a in layer.applications),
-        declined=0,
-        direct_writes=0,
-        computed=0,
-        gaps=0,
-        overlaps=0,
-        unfed=0,
-        sources_used=sources_used,
-        bytes_read=0,
-    )
-    return Summary(**{**numbers, **changes})
+    numbers = {
+        "layers": len(layers),
+        "tensors": sum(len(layer.tensors) for layer in layers),
+        "applications": sum(a.count for layer in layers for a in layer.applications),
+        "sources_used": sources_used,
+    }
+    others = dict.fromkeys(("declined", "direct_writes", "computed", "gaps", "overlaps", "unfed", "bytes_read"), 0)
+    return Summary(**{**others, **numbers, **changes})
 
 
 def dense_layers(rank: int, world: int, blocks: int = 2, hidden: int = 8) -> tuple[Layer, ...]:
@@ -120,8 +114,14 @@ def dense_layers(rank: int, world: int, blocks: int = 2, hidden: int = 8) -> tup
                 class_name="RMSNorm",
                 tensors=(
                     TensorEntry("weight", "BF16", (hidden,)),
-                    TensorEntry("cache", "F32", (4,), kind="buffer", persistent=False,
-                                coverage=Coverage(gap_elements=4, gaps=(((0, 4),),))),
+                    TensorEntry(
+                        "cache",
+                        "F32",
+                        (4,),
+                        kind="buffer",
+                        persistent=False,
+                        coverage=Coverage(gap_elements=4, gaps=(((0, 4),),)),
+                    ),
                 ),
                 applications=(Application((f"{name}.norm.weight",), "weight", writes=(Write(),)),),
             )

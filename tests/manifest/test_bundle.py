@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from samples import dense_bundle, dense_checkpoint, dense_manifests
 
 from probe_cli.errors import ManifestError, UsageError
 from probe_cli.manifest import Bundle, Manifest, swap
 from probe_cli.manifest.schema import TensorEntry
+from tests.manifest.samples import dense_bundle, dense_checkpoint, dense_manifests
 
 
 def test_what_was_written_is_read_rank_by_rank(tmp_path: Path) -> None:

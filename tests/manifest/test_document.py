@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import ENGINE, MODEL, dense_manifests, summary
 
 from probe_cli.errors import ManifestError, UsageError
 from probe_cli.manifest import ContractKey, Manifest, canonical_bytes, digest
@@ -27,13 +26,20 @@ from probe_cli.manifest.schema import (
     Write,
 )
 from probe_cli.topology import Topology
+from tests.manifest.samples import ENGINE, MODEL, dense_manifests, summary
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
 sizes = st.integers(0, 4)
 views = st.lists(st.tuples(sizes, sizes), max_size=3).map(
     lambda dims: View(0, tuple(d[0] for d in dims), tuple(d[1] for d in dims))
 )
-scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | names
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | names
+)
 values = scalars | st.lists(scalars, max_size=3) | st.dictionaries(names, scalars, max_size=2)
 
 
@@ -204,7 +210,9 @@ def test_keys_are_a_multiset_and_read_well() -> None:
     shape = Application(("l.weight_shape",), "weight_shape", count=3)
     weight = Application(("l.q",), "weight", {"shard_id": "q", "part": {"enum": "Part.LEFT"}})
     key = ContractKey(("l.q",), "l", "weight", '{"part":{"enum":"Part.LEFT"},"shard_id":"q"}')
-    layers = (Layer("l", "", (TensorEntry("weight_shape", "I64", (2,)), TensorEntry("weight", "F32", (2,))), (shape, weight)),)
+    layers = (
+        Layer("l", "", (TensorEntry("weight_shape", "I64", (2,)), TensorEntry("weight", "F32", (2,))), (shape, weight)),
+    )
     given = dense_manifests()[0].document
     manifest = Manifest(msgspec.structs.replace(given, layers=layers))
     assert manifest.keys() == {ContractKey(("l.weight_shape",), "l", "weight_shape"): 3, key: 1}
@@ -214,7 +222,12 @@ def test_keys_are_a_multiset_and_read_well() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 2**70, {1: 2}, object()])
 def test_selectors_without_a_json_form_are_refused(value: object) -> None:
     given = dense_manifests()[0].document
-    layer = Layer("l", "", (TensorEntry("w", "F32", (2,)),), (Application((given.sources[0].name,), "w", {"s": value}),))
-    parts = {name: getattr(given, name) for name in ("engine", "topology", "rank", "model", "checkpoint", "sources", "summary")}
+    layer = Layer(
+        "l", "", (TensorEntry("w", "F32", (2,)),), (Application((given.sources[0].name,), "w", {"s": value}),)
+    )
+    parts = {
+        name: getattr(given, name)
+        for name in ("engine", "topology", "rank", "model", "checkpoint", "sources", "summary")
+    }
     with pytest.raises(ManifestError, match=r"layer 'l', tensor 'w': selectors"):
         Manifest.build(**parts, layers=[layer])

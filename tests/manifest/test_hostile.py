@@ -33,5 +33,6 @@ def test_a_hostile_file_is_refused_with_its_message(name: str) -> None:
     message = str(error.value)
     assert EXPECTED[name] in message
     assert message.startswith(str(FOLDER / name))
-    assert "\n" not in message and len(message) < 700 and message.isprintable()
+    assert message.isprintable()
+    assert len(message) < 700
     assert peak < 400 << 20

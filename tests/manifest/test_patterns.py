@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from probe_cli.manifest.patterns import Pattern, fold, fold_text, format_numbers
 
 names = st.lists(
-    st.from_regex(r"\A(model\.)?layers\.[0-3]\.(experts\.[0-3]\.)?(w[12]|0[01]|k)\Z") | st.text(max_size=12), max_size=40
+    st.from_regex(r"\A(model\.)?layers\.[0-3]\.(experts\.[0-3]\.)?(w[12]|0[01]|k)\Z") | st.text(max_size=12),
+    max_size=40,
 )
 
 

@@ -1,0 +1,53 @@
+"""Findings for machines: complete, one object each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from probe_cli.manifest.check import CheckedManifest, CheckReport
+from probe_cli.manifest.findings import Finding
+
+__all__ = ["REPORT_FORMAT", "REPORT_VERSION", "findings_json"]
+
+REPORT_FORMAT = "probe-manifest/check"
+REPORT_VERSION = "1.0"
+
+
+def findings_json(report: CheckReport) -> str:
+    """The report as JSON. `docs/findings.md` lists its fields."""
+    document = {
+        "format": REPORT_FORMAT,
+        "version": REPORT_VERSION,
+        "ok": report.exit_code == 0,
+        "exit_code": report.exit_code,
+        "errors": report.count("error"),
+        "warnings": report.count("warning"),
+        "suppressed": report.suppressed,
+        "checkpoint": {
+            "name": report.checkpoint,
+            "digest": report.checkpoint_digest,
+            "sources": report.checkpoint_sources,
+        },
+        "findings": [_finding(finding) for finding in report.findings],
+        "manifests": [_manifest(manifest) for manifest in report.manifests],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+def _manifest(manifest: CheckedManifest) -> dict[str, Any]:
+    return {
+        "path": manifest.path,
+        "digest": manifest.digest,
+        "engine": manifest.engine,
+        "topology": manifest.topology,
+        "ranks": manifest.ranks,
+        "sources": manifest.sources,
+        "findings": [_finding(finding) for finding in manifest.findings],
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.structs.asdict(finding)
+    return {"name": finding.name, "message": finding.message, **fields}
