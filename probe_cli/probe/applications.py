@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
 from probe_cli.engines.base import Engine
 from probe_cli.manifest.canonical import canonical_bytes
-from probe_cli.model.inventory import OwnedTensor
+from probe_cli.model.inventory import OwnedTensor, storage_key
 from probe_cli.model.selectors import Binder, loader_name
-from probe_cli.probe.recorder import ModelWrite, Recorder, code_line
+from probe_cli.probe.recorder import Recorder
+from probe_cli.probe.writes import ModelWrite, code_line
 
 __all__ = ["Collector", "Entry"]
 
@@ -92,18 +93,17 @@ class Collector:
             return result
         bound = self._binder.bind(loader, args, kwargs)
         owned = recorder.destination(parameter, args) or writes[0].owned
-        sources: list[int] = []
+        given: list[int] = []
         for tensor in bound.tensors:
-            if tensor is not parameter and tensor is not owned.tensor:
-                sources += recorder.sources_of(tensor)
-        sources += [write.source for write in writes if write.source is not None]
-        self._record(owned, tuple(dict.fromkeys(sources)), bound.selectors, writes, direct=False)
+            if not recorder.inventory.on_storage(storage_key(tensor)):
+                given += recorder.sources_of(tensor)
+        sources, writes = _attribute(given, writes)
+        self._record(owned, sources, bound.selectors, writes, direct=False)
         return result
 
     def _direct(self, writes: list[ModelWrite]) -> None:
-        sources = tuple(dict.fromkeys(write.source for write in writes if write.source is not None))
+        sources, writes = _attribute([], writes)
         if not sources:
-            # Derived from model tensors that this load has filled, or from nothing that can be named.
             owned = writes[0].owned
             raise self.recorder.fail(
                 f"{writes[0].op} writes {owned.full_name} outside any weight loader, with a value that comes from no "
@@ -141,3 +141,24 @@ class Collector:
     def keys(self) -> dict[str, dict[tuple[object, ...], int]]:
         """Layer -> key -> count, for comparing two replays."""
         return {layer: {key: entry.count for key, entry in keys.items()} for layer, keys in self.contracts.items()}
+
+
+def _attribute(given: list[int], writes: list[ModelWrite]) -> tuple[tuple[int, ...], list[ModelWrite]]:
+    """The sources of an application, in order, and its writes in their terms.
+
+    What a write reads back from the model was brought there by an earlier application, which answers for it; unless there
+    is nothing else.
+    """
+    sources = dict.fromkeys(given)
+    sources.update(dict.fromkeys(w.source for w in writes if w.source is not None and not w.recalled))
+    if not sources:
+        return tuple(dict.fromkeys(w.source for w in writes if w.source is not None)), writes
+    if all(w.source is None or w.source in sources for w in writes):
+        return tuple(sources), writes
+    own = [
+        w
+        if w.source is None or w.source in sources
+        else replace(w, source=None, src=None, src_dtype=None, computed=True)
+        for w in writes
+    ]
+    return tuple(sources), own

@@ -78,6 +78,15 @@ def _index_copy(
     return _rows(output, args[1] % max(output.dim(), 1), args[2], args[3], reads)
 
 
+def _index_fill(
+    args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor, reads: Reads
+) -> list[Piece] | None:
+    value = args[3]
+    if not isinstance(value, torch.Tensor):
+        value = torch.empty((), dtype=output.dtype, device="meta")
+    return _rows(output, args[1] % max(output.dim(), 1), args[2], value, reads)
+
+
 def _rows(output: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor, reads: Reads) -> list[Piece] | None:
     """Row `index[i]` of `output` along `dim` gets row i of `value`."""
     if index.device.type == "meta" or index.dim() != 1 or index.numel() > _MAX_INDEXED or index.is_floating_point():
@@ -111,4 +120,5 @@ _RULES: dict[str, Callable[[tuple[Any, ...], dict[str, Any], torch.Tensor, Reads
     "aten::index_put_": _index_put,
     "aten::_index_put_impl_": _index_put,
     "aten::index_copy_": _index_copy,
+    "aten::index_fill_": _index_fill,
 }

@@ -26,8 +26,8 @@ from probe_cli.manifest.schema import (
 )
 from probe_cli.model.dtypes import dtype_name, torch_dtype
 from probe_cli.probe.applications import Entry
-from probe_cli.probe.recorder import ModelWrite
 from probe_cli.probe.replay import Recording, TensorState
+from probe_cli.probe.writes import ModelWrite
 from probe_cli.topology import Rank
 
 __all__ = ["manifest_of"]
@@ -84,12 +84,19 @@ def _writes_by_tensor(recording: Recording) -> _Footprints:
                     state = states.get(member)
                     if state is not None:
                         footprints, exact = found.get(member, ([], True))
-                        views = [_destination(write, state, states.get(name)) for write in writes]
+                        written = states.get(name)
+                        if written is not None and written is not state:
+                            shared = [write for write in writes if _shared(write, written, state)]
+                            if not shared:
+                                continue
+                        else:
+                            shared = writes
+                        views = [_destination(write, state, written) for write in shared]
                         known = [view for view in views if view is not None]
                         footprints.append((known, entry.count))
                         found[member] = (
                             footprints,
-                            exact and len(known) == len(views) and all(w.exact or _whole(w, state) for w in writes),
+                            exact and len(known) == len(views) and all(w.exact or _whole(w, state) for w in shared),
                         )
     return found
 
@@ -107,6 +114,21 @@ def _destination(write: ModelWrite, state: TensorState, written: TensorState | N
             return None
         view = View(view.offset + written.storage_offset - state.storage_offset, view.shape, view.stride)
     return view if view.offset >= 0 else None
+
+
+def _shared(write: ModelWrite, written: TensorState, state: TensorState) -> bool:
+    """Whether a write to one tensor of a storage reaches bytes of another."""
+    dtype = write.dst_dtype or written.dtype
+    view = View(0, write.dst.shape, write.dst.stride)
+    start = written.storage_offset * written.dtype.itemsize + write.dst.offset * dtype.itemsize
+    low = state.storage_offset * state.dtype.itemsize
+    own = View(0, state.shape, state.stride)
+    return start < low + _reach(own) * state.dtype.itemsize and low < start + _reach(view) * dtype.itemsize
+
+
+def _reach(view: View) -> int:
+    """Elements from the first to the last of a view."""
+    return 0 if 0 in view.shape else 1 + sum((size - 1) * step for size, step in zip(view.shape, view.stride))
 
 
 def _whole(write: ModelWrite, state: TensorState) -> bool:

@@ -1,5 +1,4 @@
-"""The few writes and reads that no dispatch mode sees: `.data =`, `.tolist()`, `.numpy()`, and tensors that are registered
-with a module during the load."""
+"""Writes that no dispatch mode sees: `.data =`, and tensors that are registered with a module during the load."""
 
 from __future__ import annotations
 
@@ -14,6 +13,8 @@ from torch.nn.modules import module as nn_module
 
 from probe_cli.model.inventory import Inventory, OwnedTensor, storage_key
 from probe_cli.model.loaders import LoaderInterception
+from probe_cli.probe.ledger import SET_DATA
+from probe_cli.probe.memory import patched
 from probe_cli.probe.recorder import Recorder
 
 __all__ = ["watch_assignments", "watch_registrations"]
@@ -21,44 +22,22 @@ __all__ = ["watch_assignments", "watch_registrations"]
 # The getset descriptor of C++; `data` on `torch.Tensor` is what is patched.
 _DATA: Any = vars(torch._C.TensorBase)["data"]
 _GET_DATA = _DATA.__get__
-_SET_DATA = _DATA.__set__
 
 
 @contextmanager
 def watch_assignments(recorder: Recorder) -> Iterator[None]:
-    """Record `parameter.data = value`; answer `tolist()` and `numpy()` of meta tensors with real values or an error."""
+    """Record `parameter.data = value`, and carry it out."""
     thread = threading.get_ident()
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         owners = recorder.inventory.owners(tensor) if threading.get_ident() == thread else []
-        if not owners:
-            _SET_DATA(tensor, value)
-            return
-        if storage_key(value) != storage_key(tensor):
-            recorder.assign(owners[0], value, ".data =")
-        if tensor.device == value.device:
-            _SET_DATA(tensor, value)
-            recorder.inventory.add_storage(owners[0], tensor)
-        # A stand-in cannot be the data of a real tensor: the assignment is recorded and not carried out.
+        if owners:
+            recorder.replace_data(owners[0], tensor, value, ".data =")
+        else:
+            SET_DATA(tensor, value)
 
-    def reader(name: str) -> Any:
-        original = getattr(torch._C.TensorBase, name)
-
-        def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if tensor.device.type == "meta" and threading.get_ident() == thread:
-                tensor = recorder.real_value(tensor, name)
-            return original(tensor, *args, **kwargs)
-
-        return read
-
-    patched = {"data": property(_GET_DATA, set_data), "tolist": reader("tolist"), "numpy": reader("numpy")}
-    for name, value in patched.items():
-        setattr(torch.Tensor, name, value)
-    try:
+    with patched(torch.Tensor, data=property(_GET_DATA, set_data)):
         yield
-    finally:
-        for name in patched:
-            delattr(torch.Tensor, name)
 
 
 @contextmanager
@@ -66,7 +45,9 @@ def watch_registrations(inventory: Inventory, recorder: Recorder, loaders: Loade
     """Know parameters and buffers that are registered during the load, and record what they already hold."""
     thread = threading.get_ident()
 
-    def registered(kind: Literal["parameter", "buffer"], module: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+    def registered(
+        kind: Literal["parameter", "buffer"], module: nn.Module, name: str, tensor: torch.Tensor | None
+    ) -> None:
         layer = inventory.names_of_modules.get(module)
         if tensor is None or layer is None or threading.get_ident() != thread:
             return

@@ -1,17 +1,18 @@
 """Where the elements of a tensor come from: for every storage that a replay sees, which source elements it holds.
 
-A source's own storage holds the source. A storage that an operation made holds what the operation read: exactly, piece by
-piece, for copies, casts, pointwise arithmetic, concatenation and padding; as an upper bound for everything else.
+A source's own storage holds the source. A storage that an operation made holds what the operation read: exactly, piece
+by piece, for copies, casts, pointwise arithmetic, concatenation and padding; as an upper bound for everything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from probe_cli.dtypes import numel
+from probe_cli.manifest.coverage import union_size
 from probe_cli.manifest.regions import Fragment, contiguous, decompose, rescale
 from probe_cli.manifest.schema import View
 
@@ -27,8 +28,9 @@ def view_of(tensor: torch.Tensor) -> View:
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements `at` of a storage hold elements `src` of a source, in the same order. `at` is in elements of the storage's
-    base dtype, `src` in elements of `src_dtype` (None: the source's own). A source of -1 is a constant."""
+    """Elements `at` of a storage hold elements `src` of a source, in the same order. `at` is in elements of the
+    storage's base dtype, `src` in elements of `src_dtype` (None: the source's own). A source of -1 is a constant.
+    `recalled`: the elements were read back from a tensor of the model."""
 
     source: int
     at: View
@@ -36,6 +38,7 @@ class Piece:
     computed: bool
     exact: bool = True
     src_dtype: torch.dtype | None = None
+    recalled: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Read:
     computed: bool
     exact: bool
     src_dtype: torch.dtype | None
+    recalled: bool = False
 
     def of(self, view: View) -> View:
         """The part of another view that corresponds to this read."""
@@ -93,19 +97,60 @@ class Origin:
         """The sources behind any element of this storage, in the order in which they were written."""
         return list(dict.fromkeys(piece.source for piece in self.pieces if piece.source >= 0))
 
+    def overwrite(self, at: View) -> None:
+        """All elements of `at` get a constant; what was there is hidden."""
+        self.pieces.append(Piece(-1, at, at, False))
+
+    def blur(self) -> None:
+        """Some elements may have been overwritten, nobody knows which."""
+        self.pieces = [replace(piece, exact=False) for piece in self.pieces]
+
     def _visible(self) -> list[Piece]:
+        if len(self.pieces) == 1:
+            return self.pieces if self.pieces[0].source >= 0 else []
         visible: list[Piece] = []
         for piece in self.pieces:
-            box = _box(piece.at, self.base)
+            box = _box(piece.at, self.base) if piece.exact else None
             if box is not None:
-                visible = [old for old in visible if not _covers(box, _box(old.at, self.base))]
+                visible = [part for old in visible for part in _remainder(old, box, self.base)]
+            elif piece.source < 0:
+                visible = [replace(old, exact=False) for old in visible]
             if piece.source >= 0:
                 visible.append(piece)
         return visible
 
     @staticmethod
     def _bound(piece: Piece) -> Read:
-        return Read(piece.source, piece.src, None, True, False, piece.src_dtype)
+        return Read(piece.source, piece.src, None, True, False, piece.src_dtype, piece.recalled)
+
+
+def _remainder(old: Piece, box: Sequence[tuple[int, int]], base: View) -> list[Piece]:
+    """What is left of a piece when a box of the base is overwritten."""
+    inner = _box(old.at, base) if old.exact else None
+    if inner is None:
+        return [old]  # still there in part, and later ones come after it
+    shared = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(inner, box)]
+    if any(low >= high for low, high in shared):
+        return [old]
+    left: list[Piece] = []
+    current = list(inner)
+    for dim, (low, high) in enumerate(shared):
+        for start, stop in ((current[dim][0], low), (high, current[dim][1])):
+            if start < stop:
+                part = [*current[:dim], (start, stop), *current[dim + 1 :]]
+                left.append(_sliced(old, inner, part))
+        current[dim] = (low, high)
+    return left
+
+
+def _sliced(piece: Piece, box: Sequence[tuple[int, int]], part: Sequence[tuple[int, int]]) -> Piece:
+    def cut(view: View) -> View:
+        offset = view.offset
+        for (whole, _), (start, _), stride in zip(box, part, view.stride):
+            offset += (start - whole) * stride
+        return View(offset, tuple(stop - start for start, stop in part), view.stride)
+
+    return replace(piece, at=cut(piece.at), src=cut(piece.src))
 
 
 def _box(at: View, base: View) -> tuple[tuple[int, int], ...] | None:
@@ -123,10 +168,6 @@ def _box(at: View, base: View) -> tuple[tuple[int, int], ...] | None:
             return None
         box.append((fragment.start[dim], fragment.start[dim] + size))
     return tuple(box)
-
-
-def _covers(outer: Sequence[tuple[int, int]], inner: Sequence[tuple[int, int]] | None) -> bool:
-    return inner is not None and all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner))
 
 
 def _match(piece: Piece, view: View, base: View, *, alone: bool) -> list[Read] | None:
@@ -165,7 +206,7 @@ def _read(
         offset += start * stride
         strides.append(stride)
     src = View(offset, tuple(size for _, size in ranges), tuple(strides))
-    return Read(piece.source, src, _Part(fragment, ranges), piece.computed, True, piece.src_dtype)
+    return Read(piece.source, src, _Part(fragment, ranges), piece.computed, True, piece.src_dtype, piece.recalled)
 
 
 def _clip(
@@ -241,4 +282,11 @@ def pieces_of(reads: Sequence[Read], at: View, *, computed: bool) -> Iterator[Pi
     """What a storage holds after `reads` were written to its elements `at`."""
     for read in reads:
         exact = read.exact
-        yield Piece(read.source, read.of(at), read.src, computed or read.computed, exact, read.src_dtype)
+        yield Piece(read.source, read.of(at), read.src, computed or read.computed, exact, read.src_dtype, read.recalled)
+
+
+def cover(reads: Sequence[Read], shape: tuple[int, ...]) -> bool:
+    """Whether reads reach every element of a tensor of this shape; what they do not reach is a constant."""
+    if any(read.part is None for read in reads):
+        return True
+    return bool(reads) and union_size(shape, [read.of(dense(shape)) for read in reads]) == numel(shape)

@@ -18,6 +18,7 @@ from probe_cli.model.inventory import Inventory, LayerTensors, OwnedTensor
 from probe_cli.model.loaders import LoaderInterception
 from probe_cli.model.selectors import Binder
 from probe_cli.probe.applications import Collector, Entry
+from probe_cli.probe.memory import guard_memory
 from probe_cli.probe.patches import watch_assignments, watch_registrations
 from probe_cli.probe.recorder import Recorder
 from probe_cli.probe.snapshot import ModelSnapshot
@@ -113,6 +114,7 @@ def replay(
             stack.enter_context(engine.loading(model))
             stack.enter_context(loaders)
             stack.enter_context(watch_assignments(recorder))
+            stack.enter_context(guard_memory(recorder))
             stack.enter_context(watch_registrations(inventory, recorder, loaders))
             stack.enter_context(recorder)
             engine.load_weights(model, iter(stream))

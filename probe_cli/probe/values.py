@@ -8,7 +8,7 @@ never made up.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from probe_cli.checkpoint import Checkpoint, Source
 from probe_cli.errors import CheckpointError, ProbeError
 from probe_cli.model.dtypes import torch_dtype
 from probe_cli.model.inventory import storage_key
+from probe_cli.probe.ops import tensors_in
 
 __all__ = ["Recipe", "ValueStore"]
 
@@ -30,6 +31,8 @@ class Recipe:
     kwargs: dict[str, Any]
     #: Which of the results (for operators with several).
     output: int
+    #: Real tensors among the arguments, and how often each had been written to.
+    seen: tuple[tuple[int, int], ...] = ()
 
 
 class ValueStore:
@@ -44,10 +47,17 @@ class ValueStore:
         self._contents: dict[int, torch.Tensor] = {}
         #: Storages whose real contents are not what the load would have left there.
         self.stale: set[int] = set()
+        #: How often the load wrote to a storage of its own.
+        self._written: dict[int, int] = {}
 
     def add_recipe(self, key: int, recipe: Recipe) -> None:
         """Know how a storage on meta was made."""
-        self._recipes[key] = recipe
+        inputs = {storage_key(tensor) for tensor in tensors_in(recipe.args, recipe.kwargs)}
+        self._recipes[key] = replace(recipe, seen=tuple((k, self._written.get(k, 0)) for k in inputs))
+
+    def touch(self, key: int) -> None:
+        """The load writes to a storage of its own: what was derived from it before can no longer be had."""
+        self._written[key] = self._written.get(key, 0) + 1
 
     def spoil(self, key: int) -> None:
         """A write to this storage was suppressed, or cannot be followed: its contents are unknown from now on."""
@@ -89,6 +99,8 @@ class ValueStore:
         recipe = self._recipes.get(key)
         if recipe is None:
             raise ProbeError("the value cannot be derived from the checkpoint")
+        if any(self._written.get(used, 0) != count for used, count in recipe.seen):
+            raise ProbeError("something that it was computed from has changed since")
         result = recipe.func(*self._real(recipe.args), **self._real(recipe.kwargs))
         tensor: torch.Tensor = result[recipe.output] if isinstance(result, (tuple, list)) else result
         return torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.dtype.itemsize,), (1,), 0)

@@ -1,0 +1,74 @@
+"""One write that was suppressed, and where in the code it stands."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from probe_cli.manifest.schema import View
+from probe_cli.model.inventory import OwnedTensor
+from probe_cli.probe.provenance import Piece
+
+__all__ = ["ModelWrite", "code_line", "extent", "of_piece", "within"]
+
+
+@dataclass(frozen=True)
+class ModelWrite:
+    """One suppressed write to a model tensor. `dst` is relative to the tensor, in elements of `dst_dtype` (None: the
+    tensor's own); `src` likewise for the source. `source` is None if no source element is read. `recalled`: the elements of
+    the source were read back from a tensor of the model, which an earlier write had brought there."""
+
+    owned: OwnedTensor
+    dst: View
+    source: int | None
+    src: View | None
+    computed: bool
+    exact: bool
+    src_dtype: torch.dtype | None
+    dst_dtype: torch.dtype | None
+    op: str
+    recalled: bool = False
+
+
+def code_line() -> str:
+    """`file:line in function` of the innermost frame that belongs neither to torch nor to this package."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("torch.", "probe_cli.probe", "probe_cli.model.")) and name != "torch":
+            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "unknown line"
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last byte (exclusive) of its storage that a tensor reaches."""
+    size = tensor.dtype.itemsize
+    low = int(tensor.storage_offset())
+    high = low + 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
+    return (low * size, high * size) if tensor.numel() else (low * size, low * size)
+
+
+def within(own: torch.Tensor, target: torch.Tensor) -> bool:
+    if target.shape == own.shape:  # by far the most frequent
+        return True
+    (low, high), (first, last) = extent(target), extent(own)
+    return first <= low and high <= last
+
+
+def of_piece(piece: Piece, owned: OwnedTensor, at: View, start: int, dtype: torch.dtype | None, op: str) -> ModelWrite:
+    constant = piece.source < 0
+    return ModelWrite(
+        owned,
+        View(at.offset - start, at.shape, at.stride),
+        None if constant else piece.source,
+        None if constant else piece.src,
+        piece.computed,
+        piece.exact,
+        None if constant else piece.src_dtype,
+        dtype,
+        op,
+        piece.recalled,
+    )
