@@ -1,0 +1,156 @@
+"""Options that several commands share, each defined once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from probe_cli.errors import UsageError
+from probe_cli.topology import Topology
+
+__all__ = [
+    "ALL_RANKS",
+    "ExpertParallel",
+    "TopologyCommand",
+    "format_option",
+    "output_option",
+    "parse_ranks",
+    "topology_of",
+    "topology_options",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: `--ep` without a number: as many as there are tensor and data parallel ranks in a stage.
+ALL_RANKS = "all"
+
+
+class ExpertParallel(click.ParamType):  # type: ignore[type-arg]
+    """A size, or "all"."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """An int, or ALL_RANKS; a configuration file may say true or false."""
+        if value is True or str(value).lower() in (ALL_RANKS, "true"):
+            return ALL_RANKS
+        if value is False or str(value).lower() == "false":
+            return 1
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is neither a number nor {ALL_RANKS!r}", param, ctx)
+
+
+def topology_options(function: F) -> F:
+    """--tp, --pp, --ep and --dp with the engines' own spellings."""
+    for option in (
+        click.option(
+            "--dp", "-dp", "--data-parallel-size", "dp", type=click.IntRange(1), metavar="N", help="Data parallel size."
+        ),
+        click.option(
+            "--enable-expert-parallel",
+            "enable_ep",
+            is_flag=True,
+            help="Experts over all tensor and data parallel ranks; the same as --ep without a number.",
+        ),
+        click.option(
+            "--ep",
+            "-ep",
+            "--expert-parallel-size",
+            "ep",
+            type=ExpertParallel(),
+            metavar="[N]",
+            help="Expert parallel size; without a number, all tensor and data parallel ranks.",
+        ),
+        click.option(
+            "--pp",
+            "-pp",
+            "--pipeline-parallel-size",
+            "pp",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Pipeline parallel size.",
+        ),
+        click.option(
+            "--tp",
+            "-tp",
+            "--tensor-parallel-size",
+            "tp",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Tensor parallel size.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def topology_of(
+    tp: int | None, pp: int | None, ep: int | str | None, dp: int | None, enable_ep: bool = False
+) -> Topology:
+    """The topology that the options name. Raises UsageError if the sizes do not fit together."""
+    sizes = {"tp": tp or 1, "pp": pp or 1, "dp": dp or 1}
+    if ep is None:
+        ep = ALL_RANKS if enable_ep else 1
+    elif enable_ep and ep == 1:
+        raise UsageError("--enable-expert-parallel and --ep 1 contradict each other")
+    width = sizes["tp"] * sizes["dp"] if ep == ALL_RANKS else int(ep)
+    return Topology(ep=width, **sizes)
+
+
+class TopologyCommand(click.Command):
+    """Lets `--ep` stand without its number: a following word that is no number is not taken for it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        fixed: list[str] = []
+        for position, argument in enumerate(args):
+            if argument == "--":
+                fixed += args[position:]
+                break
+            following = args[position + 1] if position + 1 < len(args) else ""
+            if argument in ("--ep", "-ep", "--expert-parallel-size") and not (
+                following.isdigit() or following == ALL_RANKS
+            ):
+                argument = f"--ep={ALL_RANKS}"
+            fixed.append(argument)
+        return super().parse_args(ctx, fixed)
+
+
+def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
+    """`0-7,12` as ranks, ascending, each once. Raises UsageError if malformed, or if a rank is not there."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise UsageError(
+                f"--ranks {text}: {part.strip()!r} is neither a rank nor a range", hint="e.g. --ranks 0-7,12"
+            )
+        low, high = int(first), int(last or first)
+        if low > high:
+            raise UsageError(f"--ranks {text}: {part.strip()} runs backwards")
+        if high >= world_size:
+            raise UsageError(f"--ranks {text}: there is no rank {high} among {world_size} ranks")
+        found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+def format_option(*formats: str, default: str = "text") -> Callable[[F], F]:
+    """--format with these choices."""
+    return click.option(
+        "--format",
+        "output_format",
+        type=click.Choice(formats),
+        default=default,
+        show_default=True,
+        help="How the result is written.",
+    )
+
+
+def output_option(function: F) -> F:
+    """--output FILE for the result, stdout by default."""
+    return click.option(
+        "--output", "output", type=click.Path(dir_okay=False), metavar="FILE", help="Write the result to a file."
+    )(function)

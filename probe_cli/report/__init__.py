@@ -1,0 +1,1 @@
+"""What people and programs get to see: text, tables, JSON, progress. No torch, no engine."""
