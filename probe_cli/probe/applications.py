@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from probe_cli.engines.base import Engine
+from probe_cli.errors import ProbeError
 from probe_cli.manifest.canonical import canonical_bytes
 from probe_cli.model.inventory import OwnedTensor, storage_key
 from probe_cli.model.selectors import Binder, loader_name
@@ -70,11 +71,14 @@ class Collector:
         try:
             result = loader(*args, **kwargs)
         except Exception as error:
-            if writes:
-                owned = writes[0].owned
+            # Loading code may try a call that the loader's signature does not fit; whatever else it swallows is a
+            # tensor that did not arrive.
+            if writes or not _is_misfit(error):
+                after = f" after writing {writes[0].owned.full_name}" if writes else ""
+                text = " ".join(str(error).split())
                 recorder.fail(
-                    f"weight loader {loader_name(loader)} raised after writing {owned.full_name} while loading "
-                    f"{recorder.loading()}: {type(error).__name__}: {error}"
+                    f"weight loader {loader_name(loader)} raised{after} while loading {recorder.loading()}: "
+                    f"{type(error).__name__}: {text}"
                 )
             raise
         finally:
@@ -91,12 +95,26 @@ class Collector:
             if recorder.current is not None:
                 self.offered.add(recorder.current)
             return result
-        bound = self._binder.bind(loader, args, kwargs)
+        try:
+            bound = self._binder.bind(loader, args, kwargs)
+        except ProbeError as error:  # noted, should the loading code swallow it
+            raise recorder.fail(str(error), hint=error.hint) from None
         owned = recorder.destination(parameter, args) or writes[0].owned
         given: list[int] = []
-        for tensor in bound.tensors:
-            if not recorder.inventory.on_storage(storage_key(tensor)):
-                given += recorder.sources_of(tensor)
+        foreign: list[str] = []
+        for name, tensor in zip(bound.names, bound.tensors):
+            if recorder.inventory.on_storage(storage_key(tensor)):
+                continue
+            behind = recorder.sources_of(tensor)
+            given += behind
+            if not behind:
+                foreign.append(name)
+        if foreign and given:
+            raise recorder.fail(
+                f"weight loader {loader_name(loader)}: argument {foreign[0]!r} is a tensor that comes from no source while "
+                f"loading {recorder.loading()}; a selector must be a JSON scalar, a tuple of them, an enum or a dtype",
+                hint="pass the value itself (`.item()`, `tolist()`), or register the tensor with the model",
+            )
         sources, writes = _attribute(given, writes)
         self._record(owned, sources, bound.selectors, writes, direct=False)
         return result
@@ -146,8 +164,8 @@ class Collector:
 def _attribute(given: list[int], writes: list[ModelWrite]) -> tuple[tuple[int, ...], list[ModelWrite]]:
     """The sources of an application, in order, and its writes in their terms.
 
-    What a write reads back from the model was brought there by an earlier application, which answers for it; unless there
-    is nothing else.
+    What a write reads back from the model was brought there by an earlier application, which answers for it; unless
+    there is nothing else.
     """
     sources = dict.fromkeys(given)
     sources.update(dict.fromkeys(w.source for w in writes if w.source is not None and not w.recalled))
@@ -162,3 +180,9 @@ def _attribute(given: list[int], writes: list[ModelWrite]) -> tuple[tuple[int, .
         for w in writes
     ]
     return tuple(sources), own
+
+
+def _is_misfit(error: Exception) -> bool:
+    """Whether a call failed before its first line, because the arguments did not fit."""
+    traceback = error.__traceback__
+    return isinstance(error, TypeError) and (traceback is None or traceback.tb_next is None)

@@ -68,6 +68,7 @@ def guard_memory(recorder: Recorder) -> Iterator[None]:
             )
         )
         stack.enter_context(patched(torch.utils, swap_tensors=guard.swap(torch.utils.swap_tensors)))
+        stack.enter_context(patched(torch._C, _swap_tensor_impl=guard.swap_back(torch._C._swap_tensor_impl)))
         stack.enter_context(patched(torch._tensor_str, _str=guard.text(torch._tensor_str._str)))
         for module in (torch, torch.utils.dlpack):
             stack.enter_context(patched(module, to_dlpack=guard.export(module.to_dlpack, "to_dlpack")))
@@ -132,6 +133,20 @@ class _Guard:
             original(one, other)
 
         return swap_tensors
+
+    def swap_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The last step of `swap_tensors`, for code that imported it by name: class and attributes have been swapped."""
+
+        def swap_impl(one: torch.Tensor, other: torch.Tensor) -> None:
+            if not self._elsewhere():
+                for tensor in (one, other):
+                    if self._recorder.inventory.owners(tensor):
+                        one.__class__, other.__class__ = other.__class__, one.__class__
+                        one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+                        raise self._refuse("torch.utils.swap_tensors", storage_key(tensor), "replaces")
+            original(one, other)
+
+        return swap_impl
 
     def text(self, original: Callable[..., str]) -> Callable[..., str]:
         """`repr` of a tensor: loading code that logs one must not fail for it."""

@@ -57,7 +57,8 @@ class OpInfo:
     """`mutated`: (position, name) of each argument that is written to. `elementwise`: each output element is made of the
     input elements at the same (broadcast) place. `geometry_only`: no input element is read. `partial`: it may leave
     elements of what it writes to as they are. `sized_by_data`: the shape of the result depends on values. `silent`: it
-    returns nothing and says of no argument that it writes to it. `foreach`: it works on lists, tensor by tensor."""
+    returns nothing and says of no argument that it writes to it. `foreach`: it works on lists, tensor by tensor.
+    `out`: it writes its result to `out=`."""
 
     kind: Kind
     mutated: tuple[tuple[int, str], ...]
@@ -68,6 +69,7 @@ class OpInfo:
     sized_by_data: bool = False
     silent: bool = False
     foreach: bool = False
+    out: bool = False
 
 
 _known: dict[OpOverload, OpInfo] = {}
@@ -111,6 +113,7 @@ def _describe(func: OpOverload) -> OpInfo:
         sized_by_data=torch.Tag.dynamic_output_shape in func.tags,
         silent=not mutated and not schema.returns and not ours,
         foreach=base.startswith("_foreach_"),
+        out=any(arg.is_out for arg in schema.arguments),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from probe_cli.model.inventory import Inventory, OwnedTensor, storage_key
+from probe_cli.model.inventory import Inventory, OwnedTensor, owned_tensors, storage_key
 from probe_cli.model.loaders import LoaderInterception
 from probe_cli.probe.ledger import SET_DATA
 from probe_cli.probe.memory import patched
@@ -40,6 +40,22 @@ def watch_assignments(recorder: Recorder) -> Iterator[None]:
         yield
 
 
+def note_unannounced(model: nn.Module, inventory: Inventory, recorder: Recorder) -> None:
+    """Record what tensors hold that were put into `_parameters` or `_buffers` behind the module's back."""
+    for name, module in model.named_modules():
+        if module not in inventory.names_of_modules:
+            continue
+        for owned in owned_tensors(name, module):
+            if not inventory.owners(owned.tensor):
+                _enter(owned, inventory, recorder)
+
+
+def _enter(owned: OwnedTensor, inventory: Inventory, recorder: Recorder) -> None:
+    if not any(other.full_name == owned.full_name for other in inventory.on_storage(storage_key(owned.tensor))):
+        recorder.assign(owned, owned.tensor, "registration")
+    inventory.add(owned)
+
+
 @contextmanager
 def watch_registrations(inventory: Inventory, recorder: Recorder, loaders: LoaderInterception) -> Iterator[None]:
     """Know parameters and buffers that are registered during the load, and record what they already hold."""
@@ -56,10 +72,7 @@ def watch_registrations(inventory: Inventory, recorder: Recorder, loaders: Loade
             return
         loaders.cover(type(tensor))
         persistent = kind == "parameter" or name not in module._non_persistent_buffers_set
-        owned = OwnedTensor(layer, name, tensor, module, kind, persistent)
-        if not any(other.full_name == owned.full_name for other in inventory.on_storage(storage_key(tensor))):
-            recorder.assign(owned, tensor, "registration")
-        inventory.add(owned)
+        _enter(OwnedTensor(layer, name, tensor, module, kind, persistent), inventory, recorder)
 
     hooks = (
         nn_module.register_module_parameter_registration_hook(lambda m, n, t: registered("parameter", m, n, t)),

@@ -39,7 +39,7 @@ _OVERWRITES = frozenset(
 _PLAIN_COPIES = frozenset({"copy_", "fill_", "_foreach_copy_"})
 
 
-class Recorder(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(Ledger, TorchDispatchMode):
     """See the module docstring. `on_write` gets the model writes of each operator as they happen."""
 
     @classmethod
@@ -54,7 +54,7 @@ class Recorder(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
         sources: Sequence[Source],
         on_write: Callable[[list[ModelWrite]], None],
     ) -> None:
-        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        TorchDispatchMode.__init__(self)
         Ledger.__init__(self, inventory, values, sources, on_write)
 
     # Dispatch
@@ -72,7 +72,8 @@ class Recorder(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
                     reads = self._reads(source)
                 else:
                     reads = self._elementwise_reads(target, [source], False)
-                self._record(owners, target, reads, "aten::copy_")
+                if target.numel():
+                    self._record(owners, target, reads, "aten::copy_")
                 return target
         info = op_info(func)
         if info.kind is Kind.VIEW:
@@ -203,6 +204,8 @@ class Recorder(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
                     f"load, while loading {self.loading()}, at {code_line()}",
                     hint="register the tensor as a parameter or buffer of the model",
                 )
+        if info.out and any(target.numel() == 0 and not found for target, found in zip(targets, owners)):
+            self._size_outputs(func, targets, args, kwargs)
         suppressed = any(owners) or needs_data(targets, inputs)
         effects = [self._effect(info, base, target, index, args, kwargs) for index, target in enumerate(targets)]
         followed = all(self.values.can_follow(storage_key(tensor), tensor) for tensor in inputs)
@@ -210,6 +213,8 @@ class Recorder(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not suppressed:
             result = self._run(func, args, kwargs)
         for target, found, (pieces, reads, partial) in zip(targets, owners, effects):
+            if found and not target.numel():
+                continue  # nothing is written
             if found:
                 self._record_pieces(found, target, pieces, info.name) if pieces else self._record(
                     found, target, reads, info.name, partial
@@ -223,14 +228,24 @@ class Recorder(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         return returned[0] if len(func._schema.returns) == 1 else tuple(returned)
 
+    def _size_outputs(
+        self, func: OpOverload, targets: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """An empty `out=` of the load's own takes the shape of the result."""
+        with _disable_current_modes():
+            made = tensors_in(func(*to_meta(args), **to_meta(kwargs)))
+            for target, result in zip(targets, made):
+                if target.device.type != "meta":
+                    target.resize_(result.shape)
+                self.origins[storage_key(target)] = fresh(target)
+
     def _effect(
         self, info: OpInfo, base: str, target: torch.Tensor, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Piece], list[Read], bool]:
         """What a write brings to `target`: pieces where it is known which part is written, else reads over all of it, and
         whether it may leave some of it as it was."""
         inputs = _paired(args, index) if info.foreach else tensors_in(args, kwargs)
-        out = any(position >= len(args) or name == "out" for position, name in info.mutated)
-        if base in _OVERWRITES or info.partial or out:
+        if base in _OVERWRITES or info.partial or info.out:
             inputs = [value for value in inputs if value is not target]
         if not info.partial and (info.elementwise or base in _PLAIN_COPIES or info.foreach):
             return [], self._elementwise_reads(target, inputs, base not in _PLAIN_COPIES), False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from probe_cli.model.loaders import LoaderInterception
 from probe_cli.model.selectors import Binder
 from probe_cli.probe.applications import Collector, Entry
 from probe_cli.probe.memory import guard_memory
-from probe_cli.probe.patches import watch_assignments, watch_registrations
+from probe_cli.probe.patches import note_unannounced, watch_assignments, watch_registrations
 from probe_cli.probe.recorder import Recorder
 from probe_cli.probe.snapshot import ModelSnapshot
 from probe_cli.probe.values import ValueStore
@@ -100,6 +101,22 @@ def replay(
     With `restore=False` no tensor is written either, but Python state that the loading code sets is kept: for a model that
     is thrown away afterwards. Raises ProbeError for what cannot be a contract, EngineError if the loading code fails.
     """
+    with _one_at_a_time:
+        return _replay(model, checkpoint, engine, value_limit, progress, restore)
+
+
+#: A replay replaces attributes of torch's classes for its duration.
+_one_at_a_time = threading.RLock()
+
+
+def _replay(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    engine: Engine,
+    value_limit: int,
+    progress: Progress | None,
+    restore: bool,
+) -> Recording:
     inventory = Inventory(model)
     snapshot = ModelSnapshot(model) if restore else None
     collector = Collector(engine, Binder(inventory.names_of_modules, engine.control_flags))
@@ -118,6 +135,7 @@ def replay(
             stack.enter_context(watch_registrations(inventory, recorder, loaders))
             stack.enter_context(recorder)
             engine.load_weights(model, iter(stream))
+            note_unannounced(model, inventory, recorder)
         if recorder.failure is not None:
             raise recorder.failure
         recorder.current = None
@@ -162,6 +180,7 @@ class _Stream:
                 recorder.current = index
                 self.fed = index + 1
                 yield source.name, tensor
+        recorder.current = None
         if self._progress is not None:
             self._progress(len(sources), len(sources))
 

@@ -6,8 +6,10 @@ parameters that it replaces, lists and dicts that it appends to. All of that is 
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Callable
-from types import FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -15,7 +17,8 @@ from torch import nn
 
 __all__ = ["ModelSnapshot"]
 
-_LEAVES = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, MethodType, torch.dtype)
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, torch.dtype)
+_UNSET = object()
 
 #: The getset descriptor of C++, whatever `torch.Tensor` shows under that name.
 _DATA: Any = vars(torch._C.TensorBase)["data"]
@@ -68,12 +71,29 @@ class ModelSnapshot:
         if isinstance(item, set):
             self._undo.append(_set_restorer(item))
             return []
+        if isinstance(item, (deque, bytearray)):
+            self._undo.append(_sequence_restorer(item))
+            return list(item) if isinstance(item, deque) else []
         if isinstance(item, (tuple, frozenset)):
             return list(item)
+        if isinstance(item, MethodType):
+            return [item.__self__]
+        if isinstance(item, functools.partial):
+            return [item.func, item.args, item.keywords]
+        if isinstance(item, FunctionType):
+            cells = item.__closure__ or ()
+            self._undo += [_cell_restorer(cell) for cell in cells]
+            return [item.__dict__, *(_contents(cell) for cell in cells)]
+        if type(item).__module__ == "numpy" and hasattr(item, "flags") and item.flags.writeable:
+            self._undo.append(_array_restorer(item))
+            return []
         module = type(item).__module__
         if isinstance(item, nn.Module) or not module.startswith(("torch.", "builtins", "collections", "threading")):
             attributes = getattr(item, "__dict__", None)
-            return [attributes] if isinstance(attributes, dict) else []
+            slots = _slots_of(item)
+            if slots:
+                self._undo.append(_slots_restorer(item, slots))
+            return [*slots.values(), *([attributes] if isinstance(attributes, dict) else [])]
         return []
 
 
@@ -135,5 +155,68 @@ def _set_restorer(item: set[Any]) -> Callable[[], None]:
         if item != copy:
             item.clear()
             item.update(copy)
+
+    return restore
+
+
+def _sequence_restorer(item: Any) -> Callable[[], None]:
+    copy = list(item)
+
+    def restore() -> None:
+        if len(item) != len(copy) or any(a is not b for a, b in zip(item, copy)):
+            item.clear()
+            item.extend(copy)
+
+    return restore
+
+
+def _array_restorer(item: Any) -> Callable[[], None]:
+    copy = item.copy()
+
+    def restore() -> None:
+        if item.shape == copy.shape and item.tobytes() != copy.tobytes():
+            item[...] = copy
+
+    return restore
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
+
+
+def _cell_restorer(cell: CellType) -> Callable[[], None]:
+    try:
+        before = cell.cell_contents
+    except ValueError:
+        before = _UNSET
+
+    def restore() -> None:
+        if before is not _UNSET and _contents(cell) is not before:
+            cell.cell_contents = before
+
+    return restore
+
+
+def _slots_of(item: Any) -> dict[str, Any]:
+    """The filled slots of an object, by name."""
+    slots: dict[str, Any] = {}
+    for cls in type(item).__mro__:
+        names = cls.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__"):
+                value = getattr(item, name, _UNSET)
+                if value is not _UNSET:
+                    slots[name] = value
+    return slots
+
+
+def _slots_restorer(item: Any, slots: dict[str, Any]) -> Callable[[], None]:
+    def restore() -> None:
+        for name, value in slots.items():
+            if getattr(item, name, _UNSET) is not value:
+                object.__setattr__(item, name, value)
 
     return restore
