@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from probe_cli.checkpoint.order import arrange
 from probe_cli.checkpoint.text import quote
 from probe_cli.checkpoint.types import CheckpointFile, Source
 from probe_cli.checkpoint.wire import read_wire
-from probe_cli.errors import CheckpointError
+from probe_cli.errors import CheckpointError, UsageError
 
 __all__ = ["Checkpoint"]
 
@@ -41,22 +41,65 @@ class Checkpoint(msgspec.Struct, frozen=True, dict=True, eq=False):
     _stamps: tuple[Stamp | None, ...] = ()
 
     @classmethod
-    def open(cls, path: str | Path, *, order: str = "file", revision: str | None = None) -> Checkpoint:
-        """Open a safetensors file, a folder (with an index or without) or an index file.
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        order: str = "file",
+        revision: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Checkpoint:
+        """Open a safetensors file, a folder (with an index or without), an index file, or a repository on the Hub.
 
-        Only headers are read. A file that holds nothing but its header is fine: `has_data` is False for its sources.
-        Raises CheckpointError.
+        Only headers are read. A file that holds nothing but its header is fine: `has_data` is False for its sources. A
+        repository is `hf://org/name@revision`, or `org/name` where no such folder exists; `progress` is called with the
+        number of headers that have arrived, and of all. Raises CheckpointError.
         """
+        text = str(path)
         where = Path(path)
-        if where.is_dir():
-            opened = cls._folder(where, None)
-        elif not where.exists() and not where.is_symlink():
-            raise CheckpointError(f"{path}: no such file or folder")
-        elif where.name.endswith(".index.json"):
-            opened = cls._folder(where.parent, where.name)
+        on_hub = text.startswith("hf://")
+        if not on_hub and not where.exists() and not where.is_symlink():
+            # Imported only here: most runs never see the Hub.
+            from probe_cli.checkpoint.hub.reference import looks_like_repo
+
+            on_hub = looks_like_repo(text)
+            if not on_hub:
+                raise CheckpointError(
+                    f"{text}: no such file or folder", hint="a repository on the Hub is hf://org/name"
+                )
+        if on_hub:
+            opened = cls._hub(text, revision, progress)
+        elif revision is not None:
+            raise UsageError(f"{text} is local and has no revisions, but revision {quote(revision)} was given")
         else:
-            opened = cls._file(where)
+            opened = cls._local(where)
         return opened if order == "file" else opened.reordered(order)
+
+    @classmethod
+    def _local(cls, where: Path) -> Checkpoint:
+        if where.is_dir():
+            return cls._folder(where, None)
+        if where.name.endswith(".index.json"):
+            return cls._folder(where.parent, where.name)
+        return cls._of_files(where.parent, read_files(where.parent, (where.name,)))
+
+    @classmethod
+    def _hub(cls, text: str, revision: str | None, progress: Callable[[int, int], None] | None) -> Checkpoint:
+        from probe_cli.checkpoint.hub import open_hub, parse_reference
+
+        found = open_hub(parse_reference(text, revision), progress=progress)
+        if found.snapshot is not None:
+            local = cls._local(found.snapshot)
+            return msgspec.structs.replace(local, repo_id=found.repo_id, revision=found.commit)
+        return cls(
+            sources=found.files.sources,
+            files=found.files.files,
+            metadata=found.files.metadata,
+            config=found.config,
+            revision=found.commit,
+            repo_id=found.repo_id,
+            _stamps=found.files.stamps,
+        )
 
     @classmethod
     def from_wire(cls, path: str | Path, *, config: Mapping[str, Any] | str | Path | None = None) -> Checkpoint:
@@ -71,10 +114,6 @@ class Checkpoint(msgspec.Struct, frozen=True, dict=True, eq=False):
         layout = read_layout(root, index)
         opened = read_files(root, layout.files, index=layout.index_name, weight_map=layout.weight_map)
         return cls._of_files(root, opened)
-
-    @classmethod
-    def _file(cls, path: Path) -> Checkpoint:
-        return cls._of_files(path.parent, read_files(path.parent, (path.name,)))
 
     @classmethod
     def _of_files(cls, root: Path, opened: FileSet) -> Checkpoint:
@@ -149,12 +188,13 @@ class Checkpoint(msgspec.Struct, frozen=True, dict=True, eq=False):
             raise _no_bytes(source, "a wire file")
         name, stamp = self.files[source.file].name, self._stamps[source.file]
         if stamp is None or self.root is None:
-            raise _no_bytes(source, f"the header of {name}")
+            origin = f"the header of {name}" + (" on the Hub" if self.repo_id else "")
+            raise _no_bytes(source, origin)
         return read_range(self.root / name, source.start, source.end, file=name, stamp=stamp)
 
 
 def _no_bytes(source: Source, origin: str) -> CheckpointError:
     return CheckpointError(
         f"{quote(source.name)} is known from {origin} alone, expected its bytes",
-        hint="give a checkpoint folder with the weights in it",
+        hint="give a folder that has the weights (from the Hub: `hf download org/name`)",
     )
