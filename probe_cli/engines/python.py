@@ -1,8 +1,8 @@
 """The engine of your own code: `--engine python:package.module:factory`, or `python:path/to/file.py:factory`.
 
-The factory is called as `factory(config, rank, **arguments)`: `config` is the checkpoint's config.json (or None), `rank` a
-`probe_cli.Rank`, `arguments` what `--arg` gave. It returns an `nn.Module` with `load_weights(iterable of (name, tensor))`. This
-runs code that the user names, and says so; it never runs code that comes with a model.
+The factory is called as `factory(config, rank, **arguments)`: `config` is the checkpoint's config.json (or None), `rank`
+a `probe_cli.Rank`, `arguments` what `--arg` gave. It returns an `nn.Module` with `load_weights(iterable of (name,
+tensor))`. This runs code that the user names, and says so; it never runs code that comes with a model.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ def create(options: EngineOptions) -> PythonEngine:
 
 
 class PythonEngine(LiveEngine):
-    """See the module docstring. Module-level names: `default_loaders` (a sequence of functions that load parameters without
-    a loader of their own) and `control_flags` (argument names that select nothing) are read from the factory's module if
-    it has them."""
+    """See the module docstring.
+
+    Two names are read from the factory's module if it has them: `default_loaders` (functions that load parameters without
+    a loader of their own) and `control_flags` (names of loader arguments that select nothing).
+    """
 
     def __init__(self, options: EngineOptions) -> None:
         home, _, name = options.reference.rpartition(":")
