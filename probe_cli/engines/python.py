@@ -1,7 +1,7 @@
 """The engine of your own code: `--engine python:package.module:factory`, or `python:path/to/file.py:factory`.
 
-The factory is called as `factory(config, rank, **arguments)`: `config` is the checkpoint's config.json (or None), `rank`
-a `probe_cli.Rank`, `arguments` what `--arg` gave. It returns an `nn.Module` with `load_weights(iterable of (name,
+The factory is called as `factory(config, rank, **arguments)`: `config` is config.json (or None), `rank` a
+`probe_cli.Rank`, `arguments` what `--arg` gave. It returns an `nn.Module` with `load_weights(iterable of (name,
 tensor))`. This runs code that the user names, and says so; it never runs code that comes with a model.
 """
 
@@ -41,8 +41,8 @@ def create(options: EngineOptions) -> PythonEngine:
 class PythonEngine(LiveEngine):
     """See the module docstring.
 
-    Two names are read from the factory's module if it has them: `default_loaders` (functions that load parameters without
-    a loader of their own) and `control_flags` (names of loader arguments that select nothing).
+    Two names are read from the factory's module if it has them: `default_loaders` (functions that load parameters that
+    have no loader of their own) and `control_flags` (names of loader arguments that select nothing).
     """
 
     def __init__(self, options: EngineOptions) -> None:
