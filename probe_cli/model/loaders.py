@@ -47,6 +47,8 @@ class InterceptedLoader:
         return self._interception.on_call(self.__wrapped__, self._parameter, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if name in InterceptedLoader.__slots__:  # not yet set: while it is copied
+            raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
     def __eq__(self, other: object) -> bool:

@@ -27,6 +27,8 @@ class BoundCall:
     """A loader call with its arguments sorted out. `tensors` are in order of the signature, the parameter among them."""
 
     tensors: tuple[torch.Tensor, ...]
+    #: The argument of each of them.
+    names: tuple[str, ...]
     #: JSON values; an argument whose value is None selects nothing and is left out.
     selectors: dict[str, Any]
 
@@ -84,10 +86,12 @@ class Binder:
         self._modules = modules
         self._control_flags = control_flags
         self._plans: dict[object, _Plan] = {}
+        self._bound_plans: dict[object, _Plan] = {}
 
     def bind(self, loader: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> BoundCall:
         """Sort out one call. Raises ProbeError for a selector that is no JSON scalar, tuple, enum or dtype."""
         tensors: list[torch.Tensor] = []
+        names: list[str] = []
         selectors: dict[str, Any] = {}
         for name, value in self._plan(loader).bind(args, kwargs).items():
             if value is None or name in self._control_flags:
@@ -97,13 +101,20 @@ class Binder:
                 selectors[name] = value
             elif isinstance(value, torch.Tensor):
                 tensors.append(value)
-            elif isinstance(value, nn.Module) and (value in self._modules or name == "self"):
+                names.append(name)
+            elif name == "self" or (isinstance(value, nn.Module) and value in self._modules):
                 continue
-            elif isinstance(value, (tuple, list)) and value and all(isinstance(v, torch.Tensor) for v in value):
-                tensors.extend(value)
+            elif isinstance(value, (tuple, list)) and any(isinstance(v, torch.Tensor) for v in value):
+                given = [v for v in value if isinstance(v, torch.Tensor)]
+                tensors += given
+                names += [name] * len(given)
+                # What else a loader's `*args` hold says which part is loaded; a list of tensors has nothing else.
+                rest = tuple(v for v in value if not isinstance(v, (torch.Tensor, nn.Module)))
+                if any(v is not None for v in rest):
+                    selectors[name] = _selector(rest, loader, name)
             elif not (isinstance(value, tuple) and not value):
                 selectors[name] = _selector(value, loader, name)
-        return BoundCall(tuple(tensors), selectors)
+        return BoundCall(tuple(tensors), tuple(names), selectors)
 
     def accepts(self, loader: Callable[..., object], name: str) -> bool:
         """Whether the loader knows an argument of that name, e.g. `return_success`."""
@@ -111,20 +122,21 @@ class Binder:
         return name in plan.names or name in plan.defaults or plan.var_keyword is not None
 
     def _plan(self, loader: Callable[..., object]) -> _Plan:
-        # A bound method is a new object at every access; its function is not.
-        key: object = getattr(loader, "__func__", loader)
+        # A bound method is a new object at every access; its function is not. The same function unbound takes one more.
+        function = getattr(loader, "__func__", None)
+        plans, key = (self._plans, loader) if function is None else (self._bound_plans, function)
         try:
-            plan = self._plans.get(key)
+            plan = plans.get(key)
         except TypeError:  # an unhashable callable object
             return _Plan(loader)
         if plan is None:
-            plan = self._plans[key] = _Plan(loader)
+            plan = plans[key] = _Plan(loader)
         return plan
 
 
 def _selector(value: object, loader: Callable[..., object], name: str) -> Any:
     """The JSON form of a selector value."""
-    if isinstance(value, enum.Enum):
+    if isinstance(value, enum.Enum) and value.name is not None:
         return {"enum": f"{type(value).__name__}.{value.name}"}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
