@@ -87,7 +87,12 @@ class Checkpoint(msgspec.Struct, frozen=True, dict=True, eq=False):
     def _hub(cls, text: str, revision: str | None, progress: Callable[[int, int], None] | None) -> Checkpoint:
         from probe_cli.checkpoint.hub import open_hub, parse_reference
 
-        found = open_hub(parse_reference(text, revision), progress=progress)
+        try:
+            found = open_hub(parse_reference(text, revision), progress=progress)
+        except CheckpointError as error:
+            if not text.startswith("hf://"):
+                error.hint = f"there is no folder {text} either; if you meant the repository: {error.hint}"
+            raise
         if found.snapshot is not None:
             local = cls._local(found.snapshot)
             return msgspec.structs.replace(local, repo_id=found.repo_id, revision=found.commit)

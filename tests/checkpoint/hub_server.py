@@ -159,7 +159,9 @@ def _handler(hub: FakeHub, host: str) -> type[BaseHTTPRequestHandler]:
                 body = b"[1]"
             if fault == "no commit":
                 body = json.dumps({**info, "sha": "../../x"}).encode()
-            self.answer(200, body, cut=len(body) // 2 if fault == "cut" else None, Content_Type="application/json")
+            return self.answer(
+                200, body, cut=len(body) // 2 if fault == "cut" else None, Content_Type="application/json"
+            )
 
         def resolve(self, name: str, commit: str, file: str, fault: object) -> None:
             repo = self.repo(name)
@@ -172,7 +174,7 @@ def _handler(hub: FakeHub, host: str) -> type[BaseHTTPRequestHandler]:
             if file.endswith(".safetensors"):
                 return self.answer(302, Location=f"{hub.storage}/{name}/{file}?signature=x")
             body = repo.files[file].start
-            self.answer(200, body, cut=len(body) // 2 if fault == "cut" else None, ETag='"small"')
+            return self.answer(200, body, cut=len(body) // 2 if fault == "cut" else None, ETag='"small"')
 
         def blob(self, path: str, fault: object) -> None:
             owner, name, file = path[1:].split("/", 2)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -256,6 +257,16 @@ def test_missing_private_gated_disabled_and_bad_token(hub: FakeHub, opener: Open
     assert not opener.waits, "none of these gets better by asking again"
 
 
+def test_one_failure_ends_the_others_waits(hub: FakeHub, tmp_path: Path) -> None:
+    """A gated or missing shard is reported at once, not after the last retry of its neighbours."""
+    hub.headers = {"Retry_After": "30"}
+    hub.faults = {"model-00001": [503] * 5, "model-00002": [404]}
+    started = time.monotonic()
+    with pytest.raises(CheckpointError, match="no such file in the repository"):
+        open_hub(parse_reference("org/name"), client=Client(endpoint=hub.endpoint), hub_cache=tmp_path)
+    assert time.monotonic() - started < 10
+
+
 def test_missing_revision(opener: Opener) -> None:
     assert str(opener.refusal("hf://org/name@v9")).startswith("hf://org/name@v9: no such revision")
 
@@ -348,7 +359,7 @@ try:
     checkpoint = Checkpoint.open(sys.argv[1], revision=sys.argv[2] or None)
     print(checkpoint.names(), checkpoint.repo_id, checkpoint.revision, checkpoint.digest, checkpoint.root)
 except ProbeManifestError as error:
-    print(type(error).__name__, error)
+    print(type(error).__name__, error, f"({error.hint})")
 """
 
 
@@ -377,7 +388,9 @@ def test_environment_variables_of_the_client(hub: FakeHub, tmp_path: Path) -> No
     hub.repos["org/name"].private = True
     cache = tmp_path / "cache"
     assert run_client(hub, cache, "org/name") == (
-        f"CheckpointError hf://org/name: no such repository at {hub.endpoint}, or it is private"
+        f"CheckpointError hf://org/name: no such repository at {hub.endpoint}, or it is private "
+        "(there is no folder org/name either; if you meant the repository: check the name; for a private repository "
+        "log in with `hf auth login` or set HF_TOKEN)"
     )
     online = run_client(hub, cache, "org/name", HF_TOKEN="hf_good")
     assert online.startswith(f"('b', 'a', 'c') org/name {COMMIT} sha256:") and online.endswith(" None")
@@ -396,7 +409,8 @@ def test_environment_variables_of_the_client(hub: FakeHub, tmp_path: Path) -> No
     assert run_client(hub, other, "org/name", HF_HUB_OFFLINE="1") == online.replace(" None", f" {snapshot}")
     assert run_client(hub, cache, "hf://org/name", COMMIT, HF_HUB_OFFLINE="1") == online
     assert run_client(hub, cache, "hf://org/name", "v1.0", HF_HUB_OFFLINE="1") == (
-        "CheckpointError hf://org/name@v1.0: is not in the cache, and HF_HUB_OFFLINE is set"
+        "CheckpointError hf://org/name@v1.0: is not in the cache, and HF_HUB_OFFLINE is set "
+        "(run once online, or unset HF_HUB_OFFLINE)"
     )
     assert not hub.requests
 

@@ -1,0 +1,68 @@
+"""Names of repositories: what is one, what is a path, and what never reaches a URL."""
+
+from __future__ import annotations
+
+import pytest
+
+from probe_cli.checkpoint import Checkpoint
+from probe_cli.checkpoint.hub.reference import Reference, looks_like_repo, parse_reference
+from probe_cli.errors import CheckpointError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("org/name", Reference("org/name")),
+        ("hf://org/name", Reference("org/name")),
+        ("hf://models/org/name", Reference("org/name")),
+        ("hf://gpt2", Reference("gpt2")),
+        ("hf://org/name@v1.0", Reference("org/name", "v1.0")),
+        ("hf://org/name@refs/pr/7", Reference("org/name", "refs/pr/7")),
+        ("hf://org/name@refs/pr/7/sub/model.safetensors", Reference("org/name", "refs/pr/7", "sub/model.safetensors")),
+        ("hf://org/name@feature%2Fx/sub", Reference("org/name", "feature/x", "sub")),
+        ("hf://org/name/sub/", Reference("org/name", None, "sub")),
+        ("hf://org/name.v1-x_2", Reference("org/name.v1-x_2")),
+    ],
+)
+def test_references(text: str, expected: Reference) -> None:
+    assert parse_reference(text) == expected
+    assert parse_reference(text, expected.revision) == expected
+
+
+def test_revision_given_apart() -> None:
+    assert parse_reference("org/name", "v2") == Reference("org/name", "v2")
+    with pytest.raises(UsageError, match="names revision 'v1', but revision 'v2' was given too"):
+        parse_reference("hf://org/name@v1", "v2")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("hf://datasets/org/name", "is not a model repository"),
+        ("hf://", "is not a repository name"),
+        ("hf://org/../etc", "is not a repository name"),
+        ("hf://org/a..b", "is not a repository name"),
+        ("hf://-org/name", "is not a repository name"),
+        ("hf://org/na me", "is not a repository name"),
+        ("hf://org/name@", "is not a branch, tag or commit hash"),
+        ("hf://org/name@x\ny", "is not a repository name"),
+        ("hf://org/name/../../x", "names a path outside the repository"),
+    ],
+)
+def test_refused(text: str, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        parse_reference(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["./org/name", "/org/name", "name", "a/b/c", "org/x.safetensors", "../name", "org/name/"]
+)
+def test_what_looks_like_a_path_is_one(text: str) -> None:
+    assert not looks_like_repo(text)
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        Checkpoint.open(text)
+
+
+def test_local_files_have_no_revisions(tmp_path: object) -> None:
+    with pytest.raises(UsageError, match="is local and has no revisions"):
+        Checkpoint.open(str(tmp_path), revision="main")
