@@ -141,14 +141,14 @@ def depends_on_data(error: Exception) -> bool:
     return isinstance(error, NotImplementedError) or "meta" in text.lower() or "data-dependent" in text
 
 
-def to_meta(value: Any) -> Any:
-    """The arguments of an operator with every tensor on meta."""
+def to_meta(value: Any, *, fresh: bool = False) -> Any:
+    """The arguments of an operator with every tensor on meta; `fresh` makes new ones even of those that are there."""
     if isinstance(value, torch.Tensor):
-        if value.device.type == "meta":
+        if value.device.type == "meta" and not fresh:
             return value
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if isinstance(value, (list, tuple)):
-        return type(value)(to_meta(item) for item in value)
+        return type(value)(to_meta(item, fresh=fresh) for item in value)
     if isinstance(value, dict):
-        return {name: to_meta(item) for name, item in value.items()}
+        return {name: to_meta(item, fresh=fresh) for name, item in value.items()}
     return value

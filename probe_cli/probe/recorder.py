@@ -207,6 +207,8 @@ class Recorder(Ledger, TorchDispatchMode):
         if info.out and any(target.numel() == 0 and not found for target, found in zip(targets, owners)):
             self._size_outputs(func, targets, args, kwargs)
         suppressed = any(owners) or needs_data(targets, inputs)
+        if suppressed:
+            _rehearse(func, args, kwargs)
         effects = [self._effect(info, base, target, index, args, kwargs) for index, target in enumerate(targets)]
         followed = all(self.values.can_follow(storage_key(tensor), tensor) for tensor in inputs)
         result: Any = None
@@ -317,3 +319,13 @@ def _paired(args: tuple[Any, ...], index: int) -> list[torch.Tensor]:
     found = [value[index] for value in args if isinstance(value, (list, tuple)) and index < len(value)]
     found += [value for value in args if isinstance(value, torch.Tensor)]
     return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def _rehearse(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise what the operator would raise (shapes, dtypes) if it were carried out."""
+    with _disable_current_modes():
+        try:
+            func(*to_meta(args, fresh=True), **to_meta(kwargs, fresh=True))
+        except (RuntimeError, NotImplementedError) as error:
+            if not depends_on_data(error):
+                raise
