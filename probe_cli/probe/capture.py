@@ -18,8 +18,8 @@ _TAIL = 16 << 10
 
 @contextmanager
 def captured_output(what: str) -> Iterator[None]:
-    """What is written to file descriptors 1 and 2 inside goes to a temporary file. An error of this package that leaves the
-    block carries its tail as `error.log`."""
+    """What is written to file descriptors 1 and 2 inside goes to a temporary file. An error of this package that leaves
+    the block carries its tail as `error.log`."""
     with tempfile.TemporaryFile() as log:
         saved = []
         for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):

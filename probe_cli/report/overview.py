@@ -26,7 +26,7 @@ _COLUMNS = (
     ("computed", "computed"),
     ("gaps", "gaps"),
     ("overlaps", "overlaps"),
-    ("unfed", "unfed"),
+    ("unwritten", "unfed"),
     ("sources", "sources_used"),
 )
 _REASONS = {
