@@ -7,11 +7,13 @@ elements land, they must lie; where no write reaches, the sentinel must still st
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from hypothesis import settings
 from safetensors.torch import save_file
 from torch import nn
 
@@ -27,11 +29,17 @@ __all__ = [
     "check",
     "checkpoint_of",
     "each",
+    "random_examples",
     "read_bytes",
     "snapshot_of",
     "state_of",
     "tensor",
 ]
+
+#: For the random tests. More of them: PROBE_MANIFEST_EXAMPLES=2000.
+random_examples = settings(
+    max_examples=int(os.environ.get("PROBE_MANIFEST_EXAMPLES", "50")), deadline=None, derandomize="CI" in os.environ
+)
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 

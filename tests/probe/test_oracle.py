@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from probe_cli.probe import probe
-from tests.oracle import LoadingModel, check, checkpoint_of
+from tests.oracle import LoadingModel, check, checkpoint_of, random_examples
 
 SENTINEL = -7
 
@@ -31,7 +31,9 @@ def destinations(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[str, Step, tu
     text, steps = [], []
     probe_tensor = torch.empty(shape, device="meta")
     for _ in range(draw(st.integers(0, 3))):
-        kind = draw(st.sampled_from(["narrow", "select", "chunk", "step", "transpose", "unflatten", "flat", "ellipsis"]))
+        kind = draw(
+            st.sampled_from(["narrow", "select", "chunk", "step", "transpose", "unflatten", "flat", "ellipsis"])
+        )
         dims = probe_tensor.dim()
         if kind == "flat":
             if not probe_tensor.is_contiguous():
@@ -79,8 +81,34 @@ def destinations(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[str, Step, tu
 @st.composite
 def origins(draw: st.DrawFn, wanted: tuple[int, ...], depth: int = 3) -> tuple[str, Step, tuple[int, ...]]:
     """The shape of a source, and how a loader makes a tensor of the wanted shape from it."""
-    kinds = ["as is", "as is", "transpose", "narrow", "chunk", "step", "flat", "index", "clone", "scale", "pad", "scratch"]
-    kinds += ["cat", "stack", "rows", "inplace", "sum", "zeros", "unsqueeze_", "cast", "roll", "out", "where", "index_put"]
+    kinds = [
+        "as is",
+        "as is",
+        "transpose",
+        "narrow",
+        "chunk",
+        "step",
+        "flat",
+        "index",
+        "clone",
+        "scale",
+        "pad",
+        "scratch",
+    ]
+    kinds += [
+        "cat",
+        "stack",
+        "rows",
+        "inplace",
+        "sum",
+        "zeros",
+        "unsqueeze_",
+        "cast",
+        "roll",
+        "out",
+        "where",
+        "index_put",
+    ]
     kind = draw(st.sampled_from(kinds)) if depth else "as is"
     dims = len(wanted)
     if kind in ("narrow", "chunk", "step", "pad", "cat", "rows", "zeros", "roll", "index_put") and not dims:
@@ -235,15 +263,13 @@ def build(shapes: Mapping[str, tuple[int, ...]], steps: list[dict[str, Any]], dt
     return model
 
 
-@settings(max_examples=150, deadline=None)
+@random_examples
 @given(programs(), st.sampled_from([torch.int64, torch.float64]))
 def test_random_loaders_do_what_the_manifest_says(
     program: tuple[dict[str, tuple[int, ...]], list[dict[str, Any]]], dtype: torch.dtype
 ) -> None:
     shapes, steps = program
-    sources = {
-        step["name"]: numbered(step["shape"], 1000 * (i + 1), torch.int64) for i, step in enumerate(steps)
-    }
+    sources = {step["name"]: numbered(step["shape"], 1000 * (i + 1), torch.int64) for i, step in enumerate(steps)}
     with tempfile.TemporaryDirectory() as folder:
         manifest = probe(build(shapes, steps, dtype), checkpoint_of(Path(folder), sources))
 
