@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from probe_cli.checkpoint.header import Header
 from probe_cli.checkpoint.local import Stamp, read_header
@@ -50,16 +50,15 @@ def join(
     """
     sources: list[Source] = []
     owner: dict[str, int] = {}
-    for at, (file, header) in enumerate(headers):
-        offset = header.nbytes
-        for begin, end, name, dtype, shape in header.records:
-            first = owner.setdefault(name, at)
-            if first != at:
-                raise CheckpointError(
-                    f"{file}: tensor {quote(name)} is in {headers[first][0]} too, expected it in one file",
-                    hint="remove the files that do not belong to this checkpoint",
-                )
-            sources.append(Source(name, dtype, shape, end - begin, at, offset + begin, offset + end))
+    for at, (_, header) in enumerate(headers):
+        start = header.nbytes
+        sources += [
+            Source(name, dtype, shape, end - begin, at, start + begin, start + end)
+            for begin, end, name, dtype, shape in header.records
+        ]
+        owner.update(dict.fromkeys([record[2] for record in header.records], at))
+    if len(owner) != len(sources):
+        _refuse_twice(sources, [name for name, _ in headers])
     if weight_map is not None:
         _check_index(index or "index", weight_map, owner, [name for name, _ in headers])
     if not sources:
@@ -75,7 +74,21 @@ def join(
     )
 
 
+def _refuse_twice(sources: Sequence[Source], files: Sequence[str]) -> NoReturn:
+    first: dict[str, int | None] = {}
+    for source in sources:
+        other = first.setdefault(source.name, source.file)
+        if other is not None and source.file is not None and other != source.file:
+            raise CheckpointError(
+                f"{files[source.file]}: tensor {quote(source.name)} is in {files[other]} too, expected it in one file",
+                hint="remove the files that do not belong to this checkpoint",
+            )
+    raise CheckpointError(f"{some(list(files))}: a tensor stands twice in one file")
+
+
 def _check_index(index: str, weight_map: Mapping[str, str], owner: Mapping[str, int], files: list[str]) -> None:
+    if {name: files[at] for name, at in owner.items()} == weight_map:
+        return
     lacking = [name for name, file in weight_map.items() if name not in owner]
     if lacking:
         file = weight_map[lacking[0]]

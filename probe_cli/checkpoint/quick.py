@@ -71,21 +71,29 @@ def _take_metadata(body: bytes) -> tuple[dict[str, str], bytes] | None:
 
 
 def _checked(entries: dict[str, _Entry]) -> list[Record] | None:
+    if not "".join(entries).isprintable() or max(map(len, entries), default=0) > MAX_NAME:
+        return None
     records: list[Record] = []
     # Distinct (dtype, shape) pairs are few: size each once.
     known: dict[tuple[str, tuple[int, ...]], int] = {}
     for name, entry in entries.items():
-        dtype, shape = entry.dtype, entry.shape
+        kind = entry.dtype, entry.shape
         begin, end = entry.data_offsets
-        nbytes = known.get((dtype, shape))
-        if nbytes is None:
-            if len(shape) > MAX_RANK or any(size < 0 for size in shape):
+        if kind not in known:
+            nbytes = _size(*kind)
+            if nbytes is None:
                 return None
-            try:
-                nbytes = known[dtype, shape] = size_in_bytes(dtype, shape, "", "")
-            except CheckpointError:
-                return None
-        if end - begin != nbytes or begin < 0 or not name.isprintable() or len(name) > MAX_NAME:
+            known[kind] = nbytes
+        if end - begin != known[kind] or begin < 0:
             return None
-        records.append((begin, end, name, dtype, shape))
+        records.append((begin, end, name, *kind))
     return records
+
+
+def _size(dtype: str, shape: tuple[int, ...]) -> int | None:
+    if len(shape) > MAX_RANK or any(size < 0 for size in shape):
+        return None
+    try:
+        return size_in_bytes(dtype, shape, "", "")
+    except CheckpointError:
+        return None
