@@ -164,6 +164,11 @@ class Bundle:
             return render(msgspec.to_builtins(self.index))
         return normalized(self._text, "bundle")
 
+    @property
+    def text(self) -> bytes:
+        """The index's JSON text as it was read; that of `index_bytes` if it was not read."""
+        return self.index_bytes() if self._text is None else self._text
+
     def write(self, directory: str | Path) -> Path:
         """Write the bundle as a directory, replacing a bundle that is there in one step.
 

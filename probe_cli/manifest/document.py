@@ -116,6 +116,11 @@ class Manifest:
             return render(msgspec.to_builtins(self.document))
         return normalized(self._text, "manifest")
 
+    @property
+    def text(self) -> bytes:
+        """The JSON text as it was read; that of `to_bytes` if it was not read."""
+        return self.to_bytes() if self._text is None else self._text
+
     def write(self, path: str | Path) -> Path:
         """Write the file atomically; packed if the name ends in `.json.gz`, plain if in `.json`. Returns the path."""
         path = Path(path)

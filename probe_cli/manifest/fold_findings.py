@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from probe_cli.manifest.findings import CODES, Finding, Severity
-from probe_cli.manifest.patterns import fold, format_numbers
+from probe_cli.manifest.patterns import fold, format_numbers, merge_words
 
 __all__ = ["FoldedFinding", "describe_ranks", "fold_findings"]
 
@@ -50,8 +50,8 @@ class FoldedFinding(msgspec.Struct, frozen=True):
             by = f"needed by {_some(self.layers)}" if self.layers else ""
             lines.append(" on ".join(part for part in (by, describe_ranks(self.ranks)) if part))
         if self.explanation:
-            lines.append(self.explanation + (f": {_some(self.found)}" if self.found else ""))
-        elif self.found:
+            lines.append(self.explanation)
+        if self.found:
             lines.append(f"found as {_some(self.found)}")
         if self.hint:
             lines.append(self.hint)
@@ -85,8 +85,9 @@ def _fold_group(group: list[Finding]) -> Iterable[FoldedFinding]:
     by_subject: dict[str, list[Finding]] = {}
     for finding in group:
         by_subject.setdefault(finding.subject, []).append(finding)
-    for pattern in fold(by_subject):
-        yield _join(str(pattern), [finding for name in pattern.names() for finding in by_subject[name]])
+    for text, patterns in merge_words(fold(by_subject)):
+        names = [name for pattern in patterns for name in pattern.names()]
+        yield _join(text, [finding for name in names for finding in by_subject[name]])
 
 
 def _join(subject: str, findings: list[Finding]) -> FoldedFinding:
@@ -100,12 +101,16 @@ def _join(subject: str, findings: list[Finding]) -> FoldedFinding:
         what=first.what,
         count=len(findings),
         ranks=tuple(sorted({rank for finding in findings for rank in finding.ranks})),
-        layers=tuple(map(str, fold(layer or "(the model itself)" for finding in findings for layer in finding.layers))),
+        layers=_folded(layer or "(the model itself)" for finding in findings for layer in finding.layers),
         explanation=first.explanation,
-        found=tuple(map(str, fold(found))),
+        found=_folded(found),
         hint=first.hint,
         file=files.pop() if len(files) == 1 else None,
     )
+
+
+def _folded(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(text for text, _ in merge_words(fold(names)))
 
 
 def _some(patterns: tuple[str, ...], limit: int = 4) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import TypeAlias
 
-__all__ = ["Pattern", "fold", "fold_text", "format_numbers"]
+__all__ = ["Pattern", "fold", "fold_text", "format_numbers", "merge_words"]
 
 #: A number as it is spelled in names: no leading zeros (`rank-00001` stays text), and of a sane length.
 _NUMBER = re.compile(r"(?<![0-9])(0|[1-9][0-9]{0,17})(?![0-9])")
@@ -20,6 +20,9 @@ _ODD_NUMBER = re.compile(r"0[0-9]+|[0-9]{19,}")
 
 _Numbers: TypeAlias = tuple[int, ...]
 _Product: TypeAlias = tuple[_Numbers, ...]
+_Line: TypeAlias = "tuple[tuple[tuple[str, ...], ...], tuple[Pattern, ...]]"
+
+_MAX_WORDS = 8
 
 
 @dataclass(frozen=True)
@@ -87,15 +90,48 @@ def _groups(
 
 
 def fold_text(names: Iterable[str], limit: int | None = None) -> list[str]:
-    """The patterns as lines, with the number of names where it is more than one; a last line counts what `limit`
-    cuts."""
-    patterns = fold(names)
-    shown = patterns if limit is None or len(patterns) <= limit else patterns[:limit]
-    lines = [f"{pattern} ({pattern.count:,})" if pattern.count > 1 else str(pattern) for pattern in shown]
-    if len(shown) < len(patterns):
-        rest = patterns[len(shown) :]
-        lines.append(f"... and {sum(p.count for p in rest):,} more names in {len(rest):,} patterns")
+    """Names as few lines, with their number where it is more than one; a last line counts what `limit` cuts."""
+    merged = merge_words(fold(names))
+    counted = [(text, sum(pattern.count for pattern in patterns)) for text, patterns in merged]
+    shown = counted if limit is None or len(counted) <= limit else counted[:limit]
+    lines = [f"{text} ({count:,})" if count > 1 else text for text, count in shown]
+    if len(shown) < len(counted):
+        lines.append(f"... and {sum(count for _, count in counted[len(shown) :]):,} more names")
     return lines
+
+
+def merge_words(patterns: Iterable[Pattern]) -> list[tuple[str, tuple[Pattern, ...]]]:
+    """Patterns that differ in one name segment as one line: `experts.{0-7}.{down_proj,up_proj}.weight`; each with
+    what it was made of. Still exact: a line stands for every combination of its words."""
+    lines: list[_Line] = [(tuple((segment,) for segment in str(p).split(".")), (p,)) for p in patterns]
+    longest = max((len(segments) for segments, _ in lines), default=0)
+    for place in reversed(range(longest)):
+        groups: dict[object, tuple[list[str], _Line]] = {}
+        for number, (segments, members) in enumerate(lines):
+            if place >= len(segments):
+                groups[number] = ([], (segments, members))
+                continue
+            key = (segments[:place], segments[place + 1 :])
+            if key in groups:
+                words, (first, others) = groups[key]
+                words += segments[place]
+                groups[key] = (words, (first, others + members))
+            else:
+                groups[key] = (list(segments[place]), (segments, members))
+        lines = [
+            ((*segments[:place], tuple(words), *segments[place + 1 :]) if words else segments, members)
+            for words, (segments, members) in groups.values()
+        ]
+    return [(".".join(map(_words, segments)), members) for segments, members in lines]
+
+
+def _words(words: tuple[str, ...]) -> str:
+    if len(words) == 1:
+        return words[0]
+    shown = sorted(words)
+    if len(shown) > _MAX_WORDS:
+        shown = [*shown[: _MAX_WORDS - 1], f"and {len(shown) - _MAX_WORDS + 1} more"]
+    return "{" + ",".join(shown) + "}"
 
 
 def format_numbers(numbers: Sequence[int]) -> str:

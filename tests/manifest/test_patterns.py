@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe_cli.manifest.patterns import Pattern, fold, fold_text, format_numbers
+from probe_cli.manifest.patterns import Pattern, fold, fold_text, format_numbers, merge_words
 
 names = st.lists(
     st.from_regex(r"\A(model\.)?layers\.[0-3]\.(experts\.[0-3]\.)?(w[12]|0[01]|k)\Z") | st.text(max_size=12),
@@ -43,5 +43,24 @@ def test_number_sets_read_as_ranges() -> None:
 
 
 def test_lines_count_what_they_fold_and_what_they_leave_out() -> None:
-    assert fold_text(["a.0", "a.1", "b", "c"], limit=2) == ["a.{0,1} (2)", "b", "... and 1 more names in 1 patterns"]
+    given = ["a.0", "a.1", "b.x.c", "d.y.e"]
+    assert fold_text(given, limit=2) == ["a.{0,1} (2)", "b.x.c", "... and 1 more names"]
     assert Pattern(("norm.weight",)).count == 1
+
+
+def test_words_merge_where_every_combination_is_there() -> None:
+    parts = [f"l.{i}.{p}_proj.{w}" for i in range(3) for p in ("gate", "up") for w in ("weight", "weight_scale")]
+    assert fold_text(parts) == ["l.{0-2}.{gate_proj,up_proj}.{weight,weight_scale} (12)"]
+    assert fold_text(parts[1:]) == [
+        "l.{0-2}.gate_proj.weight_scale (3)",
+        "l.{0-2}.up_proj.{weight,weight_scale} (6)",
+        "l.{1,2}.gate_proj.weight (2)",
+    ]
+
+
+@settings(max_examples=50)
+@given(names)
+def test_merged_lines_are_made_of_all_patterns_once(given_names: list[str]) -> None:
+    patterns = fold(given_names)
+    merged = [pattern for _, members in merge_words(patterns) for pattern in members]
+    assert sorted(map(str, merged)) == sorted(map(str, patterns))

@@ -1,0 +1,169 @@
+"""`probe-manifest check`."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from probe_cli._version import __version__
+from probe_cli.checkpoint import Checkpoint
+from probe_cli.cli.lazy import PlainCommand
+from probe_cli.cli.options import ALL_RANKS, TopologyCommand, format_option, output_option, topology_options
+from probe_cli.errors import UsageError
+from probe_cli.manifest.check import CheckReport, check, is_manifest_path
+from probe_cli.manifest.check_config import CheckConfig, find_config, load_config
+from probe_cli.manifest.check_identity import Expectations
+from probe_cli.report.console import Console
+
+__all__ = ["command"]
+
+EXAMPLES = """
+probe-manifest check bundle/ checkpoint/              # does this checkpoint fulfil every rank's contract?
+probe-manifest check bundle/ org/name --revision main # headers from the Hub
+probe-manifest check bundle/ --wire names.json        # what a trainer will send
+probe-manifest check bundle/ checkpoint/ --strict --format sarif --output check.sarif
+probe-manifest check bundle/ checkpoint/ --tp 8 --ep --engine vllm --reprobe
+probe-manifest check bundle/                          # the bundle by itself
+"""
+
+
+class _Command(TopologyCommand, PlainCommand):
+    """Both: `--ep` without a number, and examples."""
+
+
+@click.command("check", cls=_Command, examples=EXAMPLES)
+@click.argument("paths", nargs=-1, required=True, metavar="MANIFEST... [CHECKPOINT]")
+@click.option(
+    "--wire", metavar="FILE", help="Names, dtypes and shapes that will be sent, in place of a checkpoint (- for stdin)."
+)
+@click.option("--revision", metavar="REV", help="The checkpoint's branch, tag or commit on the Hub.")
+@click.option("--strict", is_flag=True, help="Warnings are errors.")
+@click.option("--select", multiple=True, metavar="CODE", help="Only these findings: a code, a name, or a prefix (PM1).")
+@click.option("--ignore", multiple=True, metavar="CODE", help="Not these findings.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Severities and exemptions; else [tool.probe-manifest] of the nearest pyproject.toml.",
+)
+@topology_options
+@click.option(
+    "--engine", metavar="NAME", help="The engine that the manifest must be for; with --reprobe, the one to build with."
+)
+@click.option("--target", metavar="TARGET", help="The target that the manifest must be for.")
+@click.option("--reprobe", is_flag=True, help="Build again with the installed engine and compare the contracts.")
+@format_option("text", "json", "sarif", "junit", "github", "markdown")
+@output_option
+@click.option("-q", "--quiet", is_flag=True, help="Errors only.")
+@click.option("-v", "--verbose", is_flag=True, help="Every name, not patterns.")
+@click.pass_obj
+def command(
+    console: Console,
+    paths: tuple[str, ...],
+    wire: str | None,
+    revision: str | None,
+    strict: bool,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    config_file: str | None,
+    tp: int | None,
+    pp: int | None,
+    ep: int | str | None,
+    dp: int | None,
+    enable_ep: bool,
+    engine: str | None,
+    target: str | None,
+    reprobe: bool,
+    output_format: str,
+    output: str | None,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Check manifests by themselves, and whether a checkpoint fulfils their contracts.
+
+    MANIFEST is a bundle or the manifest of one rank. CHECKPOINT is a safetensors file, a folder, or a Hub repository;
+    the last argument is taken for it if it is no manifest. Ends with 0 if there is no error, 1 if there are errors,
+    2 if something could not be read. docs/findings.md lists the findings.
+    """
+    gc.disable()  # short-lived and large: collecting takes a third of the time and frees nothing
+    console.quiet = quiet
+    console.send_to(output)
+    manifests, checkpoint, name = _inputs(paths, wire, revision)
+    if reprobe and checkpoint is None:
+        raise UsageError("--reprobe needs the checkpoint: name it after the manifests")
+    config = _config(config_file).with_flags(strict=strict, select=select, ignore=ignore)
+    sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": _expert_parallel(ep, enable_ep, tp, dp)}
+    expectations = Expectations(
+        topology={group: size for group, size in sizes.items() if size is not None},
+        engine=None if engine is None else engine.partition(":")[0],
+        target=target,
+    )
+    comparison = None
+    if reprobe:
+        from probe_cli.cli.reprobe import reprobe_with
+
+        comparison = reprobe_with(engine, console)
+    report = check(
+        manifests, checkpoint, checkpoint_name=name, config=config, expectations=expectations, reprobe=comparison
+    )
+    text = _render(report, output_format, console, quiet=quiet, verbose=verbose).rstrip("\n")
+    if text:
+        console.print(text)
+    return report.exit_code
+
+
+def _inputs(
+    paths: tuple[str, ...], wire: str | None, revision: str | None
+) -> tuple[list[str], Callable[[], Checkpoint] | None, str | None]:
+    manifests = list(paths)
+    if wire is not None:
+        return manifests, lambda: Checkpoint.from_wire(wire), "standard input" if wire == "-" else wire
+    if len(manifests) > 1 and not is_manifest_path(manifests[-1]):
+        path = manifests.pop()
+        return manifests, lambda: Checkpoint.open(path, revision=revision), path
+    if revision is not None:
+        raise UsageError("--revision needs a checkpoint on the Hub: name it after the manifests")
+    return manifests, None, None
+
+
+def _config(path: str | None) -> CheckConfig:
+    found = Path(path) if path is not None else find_config(Path.cwd())
+    return CheckConfig() if found is None else load_config(found)
+
+
+def _expert_parallel(ep: int | str | None, enable_ep: bool, tp: int | None, dp: int | None) -> int | None:
+    if ep == ALL_RANKS or (ep is None and enable_ep):
+        if tp is None and dp is None:
+            raise UsageError("--ep without a number needs --tp or --dp to count the ranks")
+        return (tp or 1) * (dp or 1)
+    return None if ep is None else int(ep)
+
+
+def _render(report: CheckReport, output_format: str, console: Console, *, quiet: bool, verbose: bool) -> str:
+    if output_format == "json":
+        from probe_cli.report.findings_json import findings_json
+
+        return findings_json(report)
+    if output_format == "sarif":
+        from probe_cli.report.findings_sarif import findings_sarif
+
+        return findings_sarif(report, __version__)
+    if output_format == "junit":
+        from probe_cli.report.findings_junit import findings_junit
+
+        return findings_junit(report)
+    if output_format == "github":
+        from probe_cli.report.findings_github import findings_github
+
+        return findings_github(report)
+    if output_format == "markdown":
+        from probe_cli.report.findings_markdown import findings_markdown
+
+        return findings_markdown(report)
+    from probe_cli.report.findings_text import findings_text
+
+    return findings_text(report, verbose=verbose, quiet=quiet, color=console.colour())
