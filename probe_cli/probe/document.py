@@ -96,7 +96,7 @@ def _writes_by_tensor(recording: Recording) -> _Footprints:
                         footprints.append((known, entry.count))
                         found[member] = (
                             footprints,
-                            exact and len(known) == len(views) and all(w.exact or _whole(w, state) for w in shared),
+                            exact and len(known) == len(views) and not any(write.partial for write in shared),
                         )
     return found
 
@@ -129,18 +129,6 @@ def _shared(write: ModelWrite, written: TensorState, state: TensorState) -> bool
 def _reach(view: View) -> int:
     """Elements from the first to the last of a view."""
     return 0 if 0 in view.shape else 1 + sum((size - 1) * step for size, step in zip(view.shape, view.stride))
-
-
-def _whole(write: ModelWrite, state: TensorState) -> bool:
-    """An inexact write that covers its tensor whole leaves no doubt about gaps; its source part is what is inexact."""
-    return is_whole(write.dst, state.shape) and write.op not in _PARTIAL
-
-
-#: Operators whose destination is only an upper bound of what they write.
-_PARTIAL = frozenset(
-    {"aten::index_put_", "aten::_index_put_impl_", "aten::index_copy_", "aten::index_add_", "aten::index_fill_"}
-    | {"aten::scatter_", "aten::scatter_add_", "aten::masked_fill_", "aten::masked_scatter_", "aten::put_"}
-)
 
 
 def _layer(name: str, recording: Recording, checkpoint: Checkpoint, writes: _Footprints) -> Layer:

@@ -244,11 +244,12 @@ class Ledger:
                 other,
                 op,
                 read.recalled,
+                partial,
             )
             for read in reads
         ]
         if not writes or not whole:
-            writes.insert(0, ModelWrite(owned, at, None, None, False, not partial, None, other, op))
+            writes.insert(0, ModelWrite(owned, at, None, None, False, not partial, None, other, op, partial=partial))
         self._commit(owned, storage_key(target), writes, start)
 
     def _record_pieces(self, owners: list[OwnedTensor], target: torch.Tensor, pieces: list[Piece], op: str) -> None:
@@ -279,6 +280,8 @@ class Ledger:
             found = [constant, *pieces_of(origin.reads(view, own.dtype), view, computed=False)]
             start = int(own.storage_offset())
             writes = [of_piece(piece, owned, piece.at, start, None, op) for piece in found]
+            if not contained:
+                writes = [replace(write, partial=True) for write in writes]
             self._commit(owned, storage_key(target), writes, start)
 
     def _commit(self, owned: OwnedTensor, key: int, writes: list[ModelWrite], start: int) -> None:

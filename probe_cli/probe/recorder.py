@@ -30,6 +30,7 @@ __all__ = ["Recorder"]
 
 aten = torch.ops.aten
 _COPY = aten.copy_.default
+_ITEM = aten._local_scalar_dense.default
 
 #: In-place operators that do not read what they overwrite.
 _OVERWRITES = frozenset(
@@ -75,6 +76,10 @@ class Recorder(Ledger, TorchDispatchMode):
                 if target.numel():
                     self._record(owners, target, reads, "aten::copy_")
                 return target
+        if func is _ITEM:  # expert maps are asked tens of thousands of times
+            tensor = args[0]
+            if tensor.device.type == "cpu" and storage_key(tensor) not in self.values.stale:
+                return func(tensor)
         info = op_info(func)
         if info.kind is Kind.VIEW:
             return func(*args, **kwargs)
@@ -296,7 +301,9 @@ class Recorder(Ledger, TorchDispatchMode):
             owners = self.inventory.owners(target)
             if owners:
                 if len(args) < 2:
-                    raise self.fail(f"{info.name} empties {self.describe(target)} at {code_line()}")
+                    raise self.fail(
+                        f"{info.name} empties {self.describe(target)} while loading {self.loading()}, at {code_line()}"
+                    )
                 with _disable_current_modes():
                     value = torch.empty(0, dtype=target.dtype, device=args[1].device)
                     func(value, *args[1:], **kwargs)

@@ -30,6 +30,8 @@ class ModelWrite:
     dst_dtype: torch.dtype | None
     op: str
     recalled: bool = False
+    #: The operator may have left some elements of `dst` as they were.
+    partial: bool = False
 
 
 def code_line() -> str:
