@@ -62,7 +62,7 @@ def create_engine(spec: str, options: EngineOptions) -> Engine:
 def default_engine_name(checkpoint: Checkpoint) -> str:
     """The engine for a command without `--engine`: the embedded family, where it knows the model.
 
-    An installed serving engine is never chosen silently: its manifest holds for that engine alone, so it has to be named.
+    An installed serving engine is never chosen silently: its manifest holds for that engine alone, so name it.
     Raises UsageError for a model that the embedded family does not know.
     """
     # Not imported from the family's own module: that would import torch.

@@ -12,6 +12,7 @@ from torch.nn import functional
 from probe_cli.engines.embedded.linear import (
     ColumnLinear,
     FusedLatentLinear,
+    Linear,
     MergedColumnLinear,
     QKVLinear,
     RowLinear,
@@ -265,12 +266,15 @@ class Attention(nn.Module):
         return x * angles.cos().to(x.dtype) + turned * angles.sin().to(x.dtype)
 
 
-class LatentKV(ColumnLinear):
-    """Keys of all heads, then values of all heads; each rank takes its heads of both."""
+class LatentKV(Linear):
+    """Keys of all heads, then values of all heads; each rank takes its heads of both. With more ranks than heads, each
+    head is on several ranks."""
 
     def __init__(self, kv_heads: int, head_dim: int, rank: int, context: ParallelContext) -> None:
-        super().__init__(2 * kv_heads * head_dim, rank, context)
+        self.rows = max(1, kv_heads // context.tp_size) * head_dim
+        self.index = context.tp // max(1, context.tp_size // kv_heads)
+        super().__init__(2 * self.rows, rank)
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor) -> None:
         for mine, all_heads in zip(param.data.chunk(2), loaded_weight.chunk(2)):
-            copy_exactly(mine, shard(all_heads, 0, self.context.tp, self.context.tp_size))
+            copy_exactly(mine, all_heads.narrow(0, self.index * self.rows, self.rows))
