@@ -62,6 +62,7 @@ def guard_memory(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(
             patched(
                 torch.Tensor,
+                __format__=guard.format(torch.Tensor.__format__),
                 numpy=guard.numpy(torch.Tensor.numpy),
                 tolist=guard.tolist(torch.Tensor.tolist),
                 __dlpack__=guard.export(torch.Tensor.__dlpack__, "__dlpack__"),
@@ -158,6 +159,18 @@ class _Guard:
             return original(tensor, **kwargs)
 
         return text
+
+    def format(self, original: Callable[..., str]) -> Callable[..., str]:
+        """A scalar in an f-string: its value where it is known or asked for in a format, else its shape."""
+
+        def format(tensor: torch.Tensor, spec: str) -> str:
+            if not self._elsewhere() and tensor.dim() == 0:
+                if not spec and not self._recorder.values.can_follow(storage_key(tensor), tensor):
+                    return repr(tensor)
+                tensor = self._recorder.real_value(tensor, "format")
+            return original(tensor, spec)
+
+        return format
 
     def tolist(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`tolist()` reads meta tensors without an operator, and real ones element by element."""

@@ -115,7 +115,8 @@ class Recorder(Ledger, TorchDispatchMode):
             )
         result = self._run(func, args, kwargs)
         keys = [storage_key(tensor) for tensor in inputs]
-        followed = all(self.values.can_follow(key, tensor) for key, tensor in zip(keys, inputs))
+        obstacles = [self.values.obstacle(key, tensor) for key, tensor in zip(keys, inputs)]
+        obstacle = next((why for why in obstacles if why is not None), None)
         for position, output in enumerate(tensors_in(result)):
             key = storage_key(output)
             if key in self.origins or self.inventory.on_storage(key):
@@ -137,10 +138,10 @@ class Recorder(Ledger, TorchDispatchMode):
                 else:
                     reads = self._bounds(inputs)
             origin.pieces += pieces_of(reads, at, computed=True)
-            if followed and output.device.type == "meta":
+            if obstacle is None and output.device.type == "meta":
                 self.values.add_recipe(key, Recipe(func, args, kwargs, position))
-            elif not followed:
-                self.values.spoil(key)
+            elif obstacle is not None:
+                self.values.spoil(key, obstacle)
         return result
 
     def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -21,6 +21,9 @@ from probe_cli.probe.ops import tensors_in
 
 __all__ = ["Recipe", "ValueStore"]
 
+_SUPPRESSED = "the value was written during this load, and a dry run writes nothing"
+_UNKNOWN = "the value cannot be derived from the checkpoint"
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -45,8 +48,8 @@ class ValueStore:
         self.source_of: Callable[[int], Source | None] = lambda key: None
         self._recipes: dict[int, Recipe] = {}
         self._contents: dict[int, torch.Tensor] = {}
-        #: Storages whose real contents are not what the load would have left there.
-        self.stale: set[int] = set()
+        #: Storages whose real contents are not what the load would have left there, and why they are not known.
+        self.stale: dict[int, str] = {}
         #: How often the load wrote to a storage of its own.
         self._written: dict[int, int] = {}
 
@@ -59,32 +62,41 @@ class ValueStore:
         """The load writes to a storage of its own: what was derived from it before can no longer be had."""
         self._written[key] = self._written.get(key, 0) + 1
 
-    def spoil(self, key: int) -> None:
+    def spoil(self, key: int, why: str = _SUPPRESSED) -> None:
         """A write to this storage was suppressed, or cannot be followed: its contents are unknown from now on."""
-        self.stale.add(key)
+        self.stale[key] = why
         self._recipes.pop(key, None)
         self._contents.pop(key, None)
 
     def forget(self, key: int) -> None:
         """The storage is gone; another one may get its key."""
-        self.stale.discard(key)
+        self.stale.pop(key, None)
         self._recipes.pop(key, None)
         self._contents.pop(key, None)
 
     def can_follow(self, key: int, tensor: torch.Tensor) -> bool:
         """Whether a value made of this tensor could still be had: it is real and current, or small and known."""
+        return self.obstacle(key, tensor) is None
+
+    def obstacle(self, key: int, tensor: torch.Tensor) -> str | None:
+        """Why a value made of this tensor cannot be had."""
         if key in self.stale:
-            return False
+            return self.stale[key]
         source = self.source_of(key)
         if source is not None:
-            return source.nbytes <= self._limit
-        return tensor.device.type != "meta" or key in self._recipes
+            return None if source.nbytes <= self._limit else self._over_limit(source)
+        if tensor.device.type != "meta" or key in self._recipes:
+            return None
+        return _UNKNOWN
+
+    def _over_limit(self, source: Source) -> str:
+        return f"it has {source.nbytes} bytes, more than the limit of {self._limit} for values that are read for real"
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor with its real values. Raises ProbeError (without source and line: the caller adds them)."""
         key = storage_key(tensor)
         if key in self.stale:
-            raise ProbeError("the value was written during this load, and a dry run writes nothing")
+            raise ProbeError(self.stale[key])
         if tensor.device.type != "meta":
             return tensor
         contents = self._contents.get(key)
@@ -98,7 +110,7 @@ class ValueStore:
             return self._read(source)
         recipe = self._recipes.get(key)
         if recipe is None:
-            raise ProbeError("the value cannot be derived from the checkpoint")
+            raise ProbeError(_UNKNOWN)
         if any(self._written.get(used, 0) != count for used, count in recipe.seen):
             raise ProbeError("something that it was computed from has changed since")
         result = recipe.func(*self._real(recipe.args), **self._real(recipe.kwargs))
@@ -118,9 +130,7 @@ class ValueStore:
 
     def _read(self, source: Source) -> torch.Tensor:
         if source.nbytes > self._limit:
-            raise ProbeError(
-                f"it has {source.nbytes} bytes, more than the limit of {self._limit} for values that are read for real"
-            )
+            raise ProbeError(self._over_limit(source))
         if not self._checkpoint.has_data(source):
             raise ProbeError("its data is not at hand (headers only)")
         try:
