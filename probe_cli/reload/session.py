@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -15,9 +15,10 @@ from probe_cli.manifest import Manifest, digest
 from probe_cli.manifest.schema import EngineIdentity
 from probe_cli.model.selectors import DEFAULT_CONTROL_FLAGS, Binder
 from probe_cli.reload.cold import ColdLoad
-from probe_cli.reload.contract import Contract
+from probe_cli.reload.contract import Contract, Expectation
 from probe_cli.reload.counters import Counters
 from probe_cli.reload.device import Device, device_of
+from probe_cli.reload.pool import StagingPool
 from probe_cli.reload.processing import Processing
 from probe_cli.reload.receipt import Receipt
 from probe_cli.reload.scope import ScopeLike, resolve
@@ -32,7 +33,7 @@ __all__ = ["ReloadSession"]
 
 State = Literal["ready", "updating", "undefined", "closed"]
 
-_registry_lock = threading.Lock()
+_registry_lock = threading.RLock()  # refusing an update may end an abandoned one
 #: Model -> the update that has it now.
 _active: WeakKeyDictionary[nn.Module, Update] = WeakKeyDictionary()
 #: Models whose weights are a mixture, since an update failed half way: model -> why.
@@ -120,6 +121,10 @@ class ReloadSession:
         self.units: list[Unit] = units_of(cold.layout, self.contract, cold.hooks_of.has_hook)
         self.plan = StagingPlan(cold, self.contract, self.device)
         self.binder = Binder(cold.layout.names_of_modules, control_flags)
+        #: What calls came to, kept over updates (`Tracker`).
+        self.known_calls: dict[object, tuple[Expectation | None, Sequence[str]]] = {}
+        #: Kept between updates if `keep_staging`.
+        self.pool: StagingPool | None = None
         self.bundle_digest = _bundle_digest(manifest)
         self.voter: Voter | None = None if group is None else voter_for(group, vote_timeout)
         self.staging_bytes = self._budget(staging_bytes)

@@ -56,6 +56,10 @@ class SourceStream:
             self.current, self._current_key = None, 0
             self._names.clear()
 
+    def is_current(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is the source that is being consumed, or a view of it."""
+        return tensor.untyped_storage()._cdata == self._current_key
+
     def names_of(self, tensor: torch.Tensor) -> str | None:
         """The source that a tensor is, or is a view of; None where its storage does not tell."""
         key = tensor.untyped_storage()._cdata
@@ -73,13 +77,13 @@ class SourceStream:
 
     def _admit(self, name: str, tensor: torch.Tensor) -> None:
         self.count += 1
-        self.nbytes += tensor.numel() * tensor.element_size()
+        self.nbytes += tensor.nbytes
         entry = self.contract.sources.get(name)
         if entry is None:
             self.unknown[name] = tuple(tensor.shape)
             return
         self.arrived.add(name)
-        if tuple(tensor.shape) != entry.shape:
+        if tensor.shape != entry.shape:
             raise ReloadError(
                 f"source {name}: arrived as {dtype_name(tensor.dtype)}{list(tensor.shape)}, the contract was built for "
                 f"{entry.dtype}{list(entry.shape)}",

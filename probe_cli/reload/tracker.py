@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ class Tracker:
         progress: Progress,
         stream: SourceStream,
         binder: Binder,
+        known_calls: dict[object, tuple[Expectation | None, Sequence[str]]],
         *,
         prepare: Callable[[UnitState], None],
         completed: Callable[[UnitState], None],
@@ -64,6 +65,7 @@ class Tracker:
         self.progress = progress
         self.stream = stream
         self._binder = binder
+        self._known_calls = known_calls
         self._prepare = prepare
         self._completed = completed
         self._check = check
@@ -114,15 +116,7 @@ class Tracker:
         destination = self._destination(parameter, args)
         if destination is None:
             return loader(*args, **kwargs)
-        bound = self._binder.bind(loader, args, kwargs)
-        sources: list[str] = []
-        find = self.stream.names_of
-        for tensor in bound.tensors:
-            if tensor is not parameter:
-                name = find(tensor)
-                if name is not None:
-                    sources.append(name)
-        expectation = self.contract.find(destination.full_name, bound.selectors, sources, self.stream.current)
+        expectation, sources = self._resolve(destination, loader, parameter, args, kwargs)
         state = destination.state
         if state.published or state.complete and state.in_place:
             return self._late(loader, destination, sources)
@@ -148,8 +142,45 @@ class Tracker:
         self._tick(expectation, state)
         return result
 
+    def _resolve(
+        self,
+        destination: Destination,
+        loader: Callable[..., object],
+        parameter: torch.Tensor | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Expectation | None, Sequence[str]]:
+        """The expectation that a call fulfils, and the sources that its tensors are known to be.
+
+        What a call with the same plain arguments came to is remembered, over updates too: binding costs more than the rest.
+        """
+        stream = self.stream
+        key = None
+        if len(args) > 1 and isinstance(args[1], torch.Tensor) and stream.is_current(args[1]):
+            rest = (*args[2:], *kwargs.items())
+            if _hashable_plain(args, kwargs):
+                key = (destination.full_name, stream.current, getattr(loader, "__func__", loader), rest)
+                found = self._known_calls.get(key)
+                if found is not None:
+                    return found
+        bound = self._binder.bind(loader, args, kwargs)
+        sources: list[str] = []
+        for tensor in bound.tensors:
+            if tensor is not parameter:
+                name = stream.names_of(tensor)
+                if name is not None:
+                    sources.append(name)
+        expectation = self.contract.find(destination.full_name, bound.selectors, sources, stream.current)
+        if key is not None:
+            self._known_calls[key] = (expectation, sources)
+        return expectation, sources
+
     def _destination(self, parameter: torch.Tensor | None, args: tuple[Any, ...]) -> Destination | None:
         known = self.destinations
+        if args:
+            found = known.get(id(args[0]))
+            if found is not None:
+                return found
         for tensor in args[:2]:
             found = known.get(id(tensor))
             if found is not None:
@@ -207,13 +238,13 @@ class Tracker:
             state.warned = True
             _log.warning("%s: layer %s: extra application: %s", self._rank, layer or "(model)", what)
 
-    def _late(self, loader: Callable[..., object], destination: Destination, sources: list[str]) -> object:
+    def _late(self, loader: Callable[..., object], destination: Destination, sources: Sequence[str]) -> object:
         """A call for a published layer: never run."""
         layer = state_layer(destination)
         if self._binder.accepts(loader, "return_success"):
             self.progress.declined[layer] += 1
             return False
-        names = sources or ([self.stream.current] if self.stream.current is not None else [])
+        names = sources or ((self.stream.current,) if self.stream.current is not None else ())
         if names and not any(e.layer == layer for name in names for e in self.contract.by_source.get(name, ())):
             self.progress.declined[layer] += 1  # another rank's, or another layer's: not for this one
             return None
@@ -314,6 +345,21 @@ class Tracker:
             self._absorb(owner, sources)
         else:
             self._tick(expectation, owner.state)
+
+
+def _hashable_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether all arguments but the first two are plain values: such a call can be remembered."""
+    for value in args[2:]:
+        if type(value) not in _PLAIN:
+            return False
+    for name, value in kwargs.items():
+        # True equals 1 in a dictionary; as a selector they differ.
+        if type(value) not in _PLAIN and not (name == "return_success" and type(value) is bool):
+            return False
+    return True
+
+
+_PLAIN = frozenset({str, int, type(None)})
 
 
 def state_layer(destination: Destination) -> str:

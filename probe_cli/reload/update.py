@@ -57,7 +57,8 @@ class Update:
         self._mutated = False
         self._progress = Progress(session.contract, due)
         self._stream = SourceStream(session.contract, self._check)
-        self._pool = StagingPool(session.device, session.staging_bytes)
+        self._pool = session.pool or StagingPool(session.device, session.staging_bytes)
+        self._pool.peak = 0
         self._live: dict[str, LiveLayer] = {}
         self._states: list[UnitState] = []
         self._findings: list[Finding] = []
@@ -84,6 +85,7 @@ class Update:
             self._progress,
             self._stream,
             session.binder,
+            session.known_calls,
             prepare=self._prepare,
             completed=self._completed,
             check=self._check,
@@ -379,7 +381,10 @@ class Update:
         for state in self._states:
             state.staged.release()
         self._ready = []
-        self._pool.close()
+        if session.keep_staging:
+            session.pool = self._pool
+        else:
+            self._pool.close()
         session.device.synchronize()
         if self._before is not None:
             self._audit(self._before)
