@@ -15,6 +15,7 @@ __all__ = ["CONFIG_NAME", "MAX_CONFIG", "config_digest", "parse_config", "read_c
 
 CONFIG_NAME = "config.json"
 MAX_CONFIG = 10_000_000
+_MAX_VALUES = 200_000
 
 
 def read_config(path: Path, *, file: str = CONFIG_NAME) -> Mapping[str, Any]:
@@ -24,6 +25,9 @@ def read_config(path: Path, *, file: str = CONFIG_NAME) -> Mapping[str, Any]:
 
 def parse_config(text: str, *, file: str = CONFIG_NAME) -> Mapping[str, Any]:
     """The object in a config.json. Infinity passes here: transformers writes it (`time_step_limit` of Mamba)."""
+    # Millions of empty lists would cost far more memory than their bytes.
+    if text.count("[") + text.count("{") > _MAX_VALUES:
+        raise CheckpointError(f"{file}: has more than {_MAX_VALUES:,} lists and objects, expected a model's config")
     try:
         config = json.loads(text)
     except RecursionError:

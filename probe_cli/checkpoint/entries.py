@@ -14,12 +14,25 @@ from probe_cli.checkpoint.text import is_plain, quote
 from probe_cli.dtypes import DTYPE_BITS
 from probe_cli.errors import CheckpointError
 
-__all__ = ["MAX_NAME", "MAX_RANK", "METADATA", "Record", "fail", "parse_entries", "size_in_bytes"]
+__all__ = [
+    "MAX_METADATA",
+    "MAX_NAME",
+    "MAX_RANK",
+    "MAX_TENSORS",
+    "METADATA",
+    "Record",
+    "fail",
+    "parse_entries",
+    "size_in_bytes",
+]
 
 METADATA = "__metadata__"
-#: Caps of ours, far above anything in use: characters of a tensor name, dimensions of a shape.
+#: Caps of ours, far above anything in use: characters of a tensor name, dimensions of a shape, tensors of a file and
+#: keys of its metadata.
 MAX_NAME = 2048
 MAX_RANK = 64
+MAX_TENSORS = 1_000_000
+MAX_METADATA = 100_000
 _MAX_ENTRY = 16_384
 _MAX_BITS = 8 * (2**63 - 1)
 _FIELDS = frozenset({"dtype", "shape", "data_offsets"})
@@ -36,8 +49,10 @@ def parse_entries(text: str, *, file: str) -> tuple[list[Record], dict[str, str]
     try:
         for name in reader.members("the header"):
             if name == METADATA:
-                metadata = reader.string_map(METADATA)
+                metadata = reader.string_map(METADATA, MAX_METADATA)
             else:
+                if len(records) == MAX_TENSORS:
+                    raise Fault(f"more than {MAX_TENSORS:,} tensors in one file", reader.position)
                 records.append(_entry(name, reader, file))
         reader.end()
     except Fault as fault:

@@ -15,6 +15,7 @@ __all__ = ["MAX_INDEX", "parse_index"]
 #: Bytes. 100,000 tensors take about 8 million.
 MAX_INDEX = 64_000_000
 _MAX_VALUE = 65_536
+_MAX_TENSORS = 3_000_000
 _MAX_FILE_NAME = 512
 
 
@@ -64,7 +65,7 @@ def _parse(text: str, file: str) -> dict[str, str]:
     try:
         for key in reader.members("the index"):
             if key == "weight_map":
-                weight_map = reader.string_map("weight_map")
+                weight_map = reader.string_map("weight_map", _MAX_TENSORS)
             else:
                 reader.value(_MAX_VALUE)
         reader.end()

@@ -10,7 +10,7 @@ from codecs import getincrementaldecoder
 
 import msgspec
 
-from probe_cli.checkpoint.entries import MAX_NAME, MAX_RANK, METADATA, Record, size_in_bytes
+from probe_cli.checkpoint.entries import MAX_METADATA, MAX_NAME, MAX_RANK, MAX_TENSORS, METADATA, Record, size_in_bytes
 from probe_cli.checkpoint.strict_json import Fault, Reader
 from probe_cli.errors import CheckpointError
 
@@ -39,8 +39,8 @@ def parse_quickly(body: bytes) -> tuple[list[Record], dict[str, str]] | None:
     if b"\\" in body:
         return None
     quotes = body.count(b'"')
-    # A list of millions of numbers would cost memory before it is refused.
-    if body.count(b",") > (MAX_RANK + 4) * (quotes // _QUOTES + 1):
+    # Millions of tensors or of numbers would cost memory before they are refused.
+    if quotes > _QUOTES * MAX_TENSORS or body.count(b",") > (MAX_RANK + 4) * (quotes // _QUOTES + 1):
         return None
     try:
         entries = msgspec.json.decode(body, type=dict[str, _Entry])
@@ -61,7 +61,7 @@ def _take_metadata(body: bytes) -> tuple[dict[str, str], bytes] | None:
         # Incremental: the window may end within a character.
         text = getincrementaldecoder("utf-8")().decode(window)
         reader = Reader(text, len(_OPENING))
-        metadata = reader.string_map(METADATA)
+        metadata = reader.string_map(METADATA, MAX_METADATA)
     except (Fault, UnicodeDecodeError):
         return None
     rest = body[len(text[: reader.position].encode()) :]

@@ -51,6 +51,9 @@ class Reader:
 
     def peek(self) -> str:
         """The next character that is not white space, "" at the end."""
+        char = self.text[self.position : self.position + 1]
+        if char > " ":
+            return char
         found = _SPACE.match(self.text, self.position)
         if found:
             self.position = found.end()
@@ -83,13 +86,14 @@ class Reader:
     def members(self, what: str) -> Iterator[str]:
         """The keys of an object, one by one; the caller reads each value before it asks for the next key."""
         seen: set[str] = set()
+        wanted = f"a key of {what}"
         self.take("{")
         if self.peek() == "}":
             self.position += 1
             return
         stop = ","
         while stop == ",":
-            key = self.string(f"a key of {what}")
+            key = self.string(wanted)
             if key in seen:
                 raise Fault(f"duplicate key {quote(key)} in {what}", self.position)
             seen.add(key)
@@ -109,9 +113,16 @@ class Reader:
             stop = self.take(",]")
             at += 1
 
-    def string_map(self, what: str) -> dict[str, str]:
-        """An object whose values are all strings."""
-        return {key: self.string(f"the value of {quote(key)} in {what}") for key in self.members(what)}
+    def string_map(self, what: str, most: int) -> dict[str, str]:
+        """An object of at most `most` members whose values are all strings."""
+        result: dict[str, str] = {}
+        for key in self.members(what):
+            if len(result) == most:
+                raise Fault(f"{what} has more than {most:,} members", self.position)
+            if self.peek() != '"':
+                raise Fault(f"expected a string as the value of {quote(key)} in {what}", self.position)
+            result[key] = self.string("a value")
+        return result
 
     def value(self, limit: int) -> Any:
         """Any value of at most `limit` characters."""

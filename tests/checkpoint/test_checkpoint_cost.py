@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import header_writer
 import pytest
 from header_writer import framed, write
+
+from probe_cli.checkpoint import entries, quick
+from probe_cli.checkpoint.header import parse_header
+from probe_cli.errors import CheckpointError
 
 #: Peak resident memory that opening the file adds, in bytes; the error's first line.
 OPEN = """
@@ -54,6 +60,21 @@ def test_case_28_memory_is_bounded_by_the_length(tmp_path: Path, body: bytes, ex
     assert expected in message
     # Bytes of the file, its JSON, the text (up to 4 bytes a character) and a window of it.
     assert int(added) < 8 * len(body) + 20 * MEGABYTE
+
+
+def test_numbers_of_tensors_and_of_metadata_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (entries, quick):
+        monkeypatch.setattr(module, "MAX_TENSORS", 4)
+        monkeypatch.setattr(module, "MAX_METADATA", 4)
+    tensors = {f"t{at}": ("U8", (0,)) for at in range(5)}
+    pairs = {f"k{at}": "" for at in range(5)}
+    for header, expected in (
+        (header_writer.entries(tensors), "more than 4 tensors in one file"),
+        (header_writer.entries({}, pairs), "__metadata__ has more than 4 members"),
+    ):
+        with pytest.raises(CheckpointError, match=expected):
+            parse_header(framed(json.dumps(header, separators=(",", ":"))), file="x")
+    parse_header(framed(json.dumps(header_writer.entries(dict(list(tensors.items())[:4])))), file="x")
 
 
 def test_announced_length_costs_nothing(tmp_path: Path) -> None:
