@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from probe_cli._version import __version__
 from probe_cli.checkpoint import Checkpoint
+from probe_cli.cli.inputs import parse_arguments
 from probe_cli.cli.lazy import PlainCommand
 from probe_cli.cli.options import ALL_RANKS, TopologyCommand, format_option, output_option, topology_options
 from probe_cli.errors import UsageError
+from probe_cli.manifest import Bundle, Manifest
 from probe_cli.manifest.check import CheckReport, check, is_manifest_path
 from probe_cli.manifest.check_config import CheckConfig, find_config, load_config
 from probe_cli.manifest.check_identity import Expectations
+from probe_cli.manifest.check_sources import Draft
 from probe_cli.report.console import Console
 
 __all__ = ["command"]
@@ -55,6 +59,17 @@ class _Command(TopologyCommand, PlainCommand):
     "--engine", metavar="NAME", help="The engine that the manifest must be for; with --reprobe, the one to build with."
 )
 @click.option("--target", metavar="TARGET", help="The target that the manifest must be for.")
+@click.option(
+    "--arg",
+    "--engine-arg",
+    "arguments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="With --reprobe: an argument of the engine, in place of those that the manifest records.",
+)
+@click.option(
+    "--allow-untested-version", is_flag=True, help="With --reprobe: try an engine version that was not tested."
+)
 @click.option("--reprobe", is_flag=True, help="Build again with the installed engine and compare the contracts.")
 @format_option("text", "json", "sarif", "junit", "github", "markdown")
 @output_option
@@ -78,6 +93,8 @@ def command(
     engine: str | None,
     target: str | None,
     reprobe: bool,
+    arguments: tuple[str, ...],
+    allow_untested_version: bool,
     output_format: str,
     output: str | None,
     quiet: bool,
@@ -104,9 +121,7 @@ def command(
     )
     comparison = None
     if reprobe:
-        from probe_cli.cli.reprobe import reprobe_with
-
-        comparison = reprobe_with(engine, console)
+        comparison = _reprobe(console, engine, parse_arguments(arguments), target, allow_untested_version)
     report = check(
         manifests, checkpoint, checkpoint_name=name, config=config, expectations=expectations, reprobe=comparison
     )
@@ -141,6 +156,36 @@ def _expert_parallel(ep: int | str | None, enable_ep: bool, tp: int | None, dp: 
             raise UsageError("--ep without a number needs --tp or --dp to count the ranks")
         return (tp or 1) * (dp or 1)
     return None if ep is None else int(ep)
+
+
+def _reprobe(
+    console: Console, engine: str | None, arguments: dict[str, Any], target: str | None, allow_untested_version: bool
+) -> Callable[[Bundle | Manifest, Checkpoint], Iterable[Draft]]:
+    """A comparison of a manifest with what the installed engine makes of the checkpoint now."""
+
+    def rebuild(origin: Bundle | Manifest, checkpoint: Checkpoint) -> Iterable[Draft]:
+        from probe_cli.cli.inputs import engine_from
+        from probe_cli.manifest.check_reprobe import compare_rebuilt, engine_spec
+        from probe_cli.probe.runner import build_bundle
+
+        gc.enable()
+        document = origin.index if isinstance(origin, Bundle) else origin.document
+        recorded, recorded_arguments = engine_spec(document.engine)
+        made = engine_from(
+            console,
+            checkpoint,
+            engine=engine or recorded,
+            arguments=arguments or ({} if engine else recorded_arguments),
+            target=target or document.engine.target,
+            role="main",
+            allow_untested_version=allow_untested_version,
+            trust_remote_code=False,
+        )
+        ranks = origin.ranks if isinstance(origin, Bundle) else (origin.rank.index,)
+        console.note(f"building {len(ranks)} ranks again with {made.identity.name} {made.identity.version}")
+        return compare_rebuilt(origin, build_bundle(made, checkpoint, document.topology, ranks=ranks).bundle)
+
+    return rebuild
 
 
 def _render(report: CheckReport, output_format: str, console: Console, *, quiet: bool, verbose: bool) -> str:

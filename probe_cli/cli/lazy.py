@@ -36,6 +36,11 @@ class PlainCommand(click.Command):
         if examples:
             kwargs["epilog"] = "\b\nExamples:\n" + "\n".join("  " + line for line in examples.strip().splitlines())
         super().__init__(*args, **kwargs)
+        for option in self.params:
+            # click derives a variable from the parameter's name in Python, which is not always the flag's.
+            if isinstance(option, click.Option) and option.envvar is None:
+                flags = [flag[2:] for flag in option.opts if flag.startswith("--")]
+                option.envvar = [f"PROBE_MANIFEST_{self.name}_{flag}".replace("-", "_").upper() for flag in flags]
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Examples as they are: click would indent and rewrap them."""

@@ -19,9 +19,9 @@ from probe_cli.manifest.document import Manifest
 from probe_cli.manifest.files import read_text
 from probe_cli.manifest.findings import CODES, Finding
 from probe_cli.manifest.proof import unfed_parameters
-from probe_cli.manifest.schema import BUNDLE_FORMAT
+from probe_cli.manifest.read import read_any
 
-__all__ = ["CheckReport", "CheckedManifest", "check", "is_manifest_path", "open_manifest"]
+__all__ = ["CheckReport", "CheckedManifest", "check", "is_manifest_path"]
 
 Reprobe = Callable[[Bundle | Manifest, Checkpoint], Iterable[Draft]]
 
@@ -78,15 +78,6 @@ def is_manifest_path(path: str) -> bool:
     return True
 
 
-def open_manifest(path: str | Path) -> Bundle | Manifest:
-    """The bundle or the manifest of one rank at a path. Raises ManifestError."""
-    where = Path(path)
-    if where.is_dir():
-        return Bundle.read(where)
-    text = read_text(where)
-    return Bundle.read(where) if sniff(text, str(where)) == BUNDLE_FORMAT else Manifest.from_bytes(text, str(where))
-
-
 def check(
     manifests: Sequence[str | Path | Bundle | Manifest],
     checkpoint: Checkpoint | Callable[[], Checkpoint] | None = None,
@@ -113,7 +104,7 @@ def check(
     for given in manifests:
         found: list[Finding] = []
         try:
-            origin = given if isinstance(given, (Bundle, Manifest)) else open_manifest(given)
+            origin = given if isinstance(given, (Bundle, Manifest)) else read_any(given)
         except ManifestError as error:
             collector.into(found, [_broken(error, str(given))])
             checked.append(CheckedManifest(path=str(given), findings=tuple(found)))

@@ -53,6 +53,10 @@ class DiffReport(msgspec.Struct, frozen=True):
         wanted = frozenset(sections)
         return msgspec.structs.replace(self, changes=tuple(c for c in self.changes if c.section in wanted))
 
+    def of_class(self, change_class: ChangeClass) -> DiffReport:
+        """The changes of one class."""
+        return msgspec.structs.replace(self, changes=tuple(c for c in self.changes if c.change_class == change_class))
+
 
 def diff(
     old: Bundle | Manifest | Checkpoint,

@@ -8,6 +8,7 @@ import msgspec
 
 from probe_cli.manifest.check import CheckedManifest, CheckReport
 from probe_cli.manifest.findings import Finding
+from probe_cli.report.plain import printable
 
 __all__ = ["REPORT_FORMAT", "REPORT_VERSION", "findings_json"]
 
@@ -26,7 +27,7 @@ def findings_json(report: CheckReport) -> str:
         "warnings": report.count("warning"),
         "suppressed": report.suppressed,
         "checkpoint": {
-            "name": report.checkpoint,
+            "name": None if report.checkpoint is None else printable(report.checkpoint),
             "digest": report.checkpoint_digest,
             "sources": report.checkpoint_sources,
         },
@@ -38,7 +39,7 @@ def findings_json(report: CheckReport) -> str:
 
 def _manifest(manifest: CheckedManifest) -> dict[str, Any]:
     return {
-        "path": manifest.path,
+        "path": printable(manifest.path),
         "digest": manifest.digest,
         "engine": manifest.engine,
         "topology": manifest.topology,
@@ -50,4 +51,6 @@ def _manifest(manifest: CheckedManifest) -> dict[str, Any]:
 
 def _finding(finding: Finding) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.structs.asdict(finding)
+    if finding.file is not None:
+        fields["file"] = printable(finding.file)
     return {"name": finding.name, "message": finding.message, **fields}

@@ -216,8 +216,8 @@ class TestNearMisses:
         assert len(found) == 24
         assert {f.code for f in found} == {"PM101"}
         assert found[0].explanation == (
-            "in the checkpoint weight_scale_inv became weight_scale; exporters differ in which of the two is the inverse, "
-            "so compare values before renaming"
+            "in the checkpoint weight_scale_inv became weight_scale; "
+            "exporters differ in which of the two is the inverse, so compare values before renaming"
         )
 
     def test_a_tied_head_left_out(self, bundle: Path, tmp_path: Path) -> None:

@@ -1,0 +1,259 @@
+"""`probe-manifest check`, run as people run it: arguments, exit codes, formats, configuration, environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from probe_cli.checkpoint import Checkpoint
+from probe_cli.cli.main import main
+from probe_cli.manifest import Manifest
+from tests.manifest import corpus
+
+NORM = "model.norm.weight"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """checkpoint/, bundle/, and broken/: the checkpoint without its last norm."""
+    folder = tmp_path_factory.mktemp("place")
+    checkpoint = Checkpoint.open(corpus.write(folder / "checkpoint", corpus.tensors()))
+    corpus.bundle(checkpoint).write(folder / "bundle")
+    broken = corpus.tensors()
+    del broken[NORM]
+    corpus.write(folder / "broken", broken)
+    rows = [{"name": name, "dtype": dtype, "shape": shape} for name, (dtype, shape, _) in broken.items()]
+    (folder / "names.json").write_text(json.dumps(rows))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    for name in [name for name in os.environ if name.startswith("PROBE_MANIFEST_")]:
+        monkeypatch.delenv(name)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["check", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_clean_check_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "bundle", "checkpoint", "--ignore", "PM105")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"ok, 1 ignored against checkpoint ({len(corpus.tensors())} sources)"
+
+
+def test_a_missing_source_ends_with_1_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "bundle", "broken")
+    assert code == 1
+    assert f"error PM101 missing-source: {NORM}: missing\n    needed by model.norm on ranks 0,1\n" in out
+
+
+def test_what_cannot_be_read_ends_with_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(capsys, "bundle", str(tmp_path / "absent.safetensors"))
+    assert code == 2
+    assert "error PM109 broken-checkpoint: " in out
+    assert "absent.safetensors" in out
+    code, out, _ = run(capsys, "absent", "checkpoint")
+    assert code == 2
+    assert "error PM202 broken-manifest: absent: no such file" in out
+
+
+def test_a_bundle_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "bundle")
+    assert (code, out.splitlines()[-1]) == (0, "ok")
+
+
+def test_a_wire_file_from_a_file_and_from_standard_input(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+    assert run(capsys, "bundle", "--wire", "names.json")[0] == 1
+    command = [sys.executable, "-m", "probe_cli", "check", "bundle", "--wire", "-", "--format", "json"]
+    done = subprocess.run(command, input=(place / "names.json").read_bytes(), capture_output=True, check=False)
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["checkpoint"]["name"]) == (1, "standard input")
+    assert [f["subject"] for f in document["manifests"][0]["findings"] if f["code"] == "PM101"] == [NORM]
+
+
+def test_ranks_in_files_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "bundle/rank-00000.json.gz", "bundle/rank-00001.json.gz", "broken", "--format", "json")
+    assert code == 1
+    assert [m["ranks"] for m in json.loads(out)["manifests"]] == [[0], [1]]
+
+
+def test_strict_makes_warnings_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "bundle", "checkpoint")[0] == 0
+    assert run(capsys, "bundle", "checkpoint", "--strict")[0] == 1
+
+
+def test_select_and_ignore_by_number_name_and_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "bundle", "broken", "--ignore", "missing-source")[0] == 0
+    assert run(capsys, "bundle", "broken", "--select", "PM2")[0] == 0
+    assert run(capsys, "bundle", "broken", "--select", "PM101")[0] == 1
+    code, _, err = run(capsys, "bundle", "broken", "--select", "PM999")
+    assert code == 2
+    assert "no finding has the code or name 'PM999'" in err
+
+
+class TestConfiguration:
+    def pyproject(self, folder: Path, text: str) -> Path:
+        (folder / "pyproject.toml").write_text(text)
+        return folder / "pyproject.toml"
+
+    def test_the_nearest_pyproject_is_read(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.pyproject(tmp_path, '[tool.probe-manifest.severity]\nPM101 = "warning"\nunused-source = "off"\n')
+        (tmp_path / "deep").mkdir()
+        monkeypatch.chdir(tmp_path / "deep")
+        code, out, _ = run(capsys, str(place / "bundle"), str(place / "broken"))
+        assert code == 0
+        assert "warning PM101" in out
+        assert "PM105" not in out
+
+    def test_flags_come_on_top(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        path = str(self.pyproject(tmp_path, '[tool.probe-manifest]\nignore = ["PM101"]\nstrict = false\n'))
+        assert run(capsys, "bundle", "broken", "--config", path)[0] == 0
+        assert run(capsys, "bundle", "broken", "--config", path, "--select", "PM101")[0] == 1
+
+    def test_an_exemption_needs_a_reason(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        row = '[[tool.probe-manifest.exempt]]\ncode = "PM101"\nsubject = "model.no*"\n'
+        path = str(self.pyproject(tmp_path, row + 'reason = "the trainer adds it"\n'))
+        assert run(capsys, "bundle", "broken", "--config", path)[0] == 0
+        path = str(self.pyproject(tmp_path, row + 'reason = " "\n'))
+        code, _, err = run(capsys, "bundle", "broken", "--config", path)
+        assert code == 2
+        assert "exempt: 'model.no*' has no reason" in err
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("[tool.probe-manifest]\ncolour = 1\n", "unknown key 'colour'"),
+            (
+                '[tool.probe-manifest.severity]\nPM101 = "fatal"\n',
+                "severity of PM101 is 'fatal', expected error, warning or off",
+            ),
+            ('[tool.probe-manifest.severity]\nPM900 = "off"\n', "no finding has the code or name 'PM900'"),
+            ('[tool.probe-manifest]\nstrict = "yes"\n', "strict is 'yes', expected true or false"),
+            ('[tool.probe-manifest]\nignore = "PM101"\n', "ignore is a str, expected a list"),
+            ("[tool.probe-manifest\n", "not valid TOML"),
+            ('[[tool.probe-manifest.exempt]]\ncode = "PM101"\n', "exempt: Object missing required field `subject`"),
+        ],
+    )
+    def test_a_wrong_configuration_is_one_line(
+        self, text: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        code, out, err = run(capsys, "bundle", "broken", "--config", str(self.pyproject(tmp_path, text)))
+        assert (code, out) == (2, "")
+        assert message in err.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "subject"),
+    [
+        (["--tensor-parallel-size", "4"], "tp"),
+        (["-pp", "2"], "pp"),
+        (["--tp", "4", "--enable-expert-parallel"], "ep"),
+        (["--engine", "vllm"], "engine"),
+        (["--target", "cuda:sm90"], "target"),
+    ],
+)
+def test_a_manifest_for_something_else(flags: list[str], subject: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "bundle", "checkpoint", *flags, "--format", "json")
+    assert code == 1
+    assert subject in {f["subject"] for f in json.loads(out)["manifests"][0]["findings"]}
+
+
+def test_the_right_topology_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "bundle", "checkpoint", "--tp", "2", "--ep")[0] == 0
+    assert run(capsys, "bundle", "checkpoint", "--tp", "2", "--ep", "2", "--engine", "sample:anything")[0] == 0
+
+
+def test_every_flag_has_an_environment_twin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROBE_MANIFEST_CHECK_FORMAT", "json")
+    monkeypatch.setenv("PROBE_MANIFEST_CHECK_STRICT", "1")
+    monkeypatch.setenv("PROBE_MANIFEST_CHECK_IGNORE", "PM105 PM101")
+    code, out, _ = run(capsys, "bundle", "broken")
+    assert (code, json.loads(out)["suppressed"]) == (0, 2)
+
+
+def test_the_report_goes_to_a_file_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "report.sarif"
+    code, out, _ = run(capsys, "bundle", "broken", "--format", "sarif", "--output", str(path))
+    assert (code, out) == (1, "")
+    assert json.loads(path.read_text())["runs"][0]["results"][0]["ruleId"] == "PM101"
+
+
+@pytest.mark.parametrize("output_format", ["text", "json", "sarif", "junit", "github", "markdown"])
+def test_every_format_names_what_is_missing(output_format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "bundle", "broken", "--format", output_format)
+    assert code == 1
+    assert NORM in out
+    assert "PM101" in out
+
+
+def test_quiet_prints_errors_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "bundle", "checkpoint", "-q") == (0, "", "")
+    code, out, _ = run(capsys, "bundle", "broken", "-q")
+    assert (code, out.splitlines()[0]) == (1, f"error PM101 missing-source: {NORM}: missing")
+
+
+def test_reprobe_without_a_checkpoint_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "bundle", "--reprobe")
+    assert code == 2
+    assert "--reprobe needs the checkpoint" in err
+
+
+def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    env = {**os.environ, **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "probe_cli", "check", *arguments], capture_output=True, check=False, env=env
+    )
+
+
+def test_neither_torch_nor_an_engine_is_imported() -> None:
+    code = (
+        "import sys; from probe_cli.cli.main import main; main(['check', 'bundle', 'broken']);"
+        "main(['diff', 'bundle', 'bundle']);"
+        "bad = {'torch', 'vllm', 'transformers', 'numpy', 'rich', 'huggingface_hub'} & set(sys.modules);"
+        "assert not bad, bad"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = f"{sys.executable} -m probe_cli check bundle broken -v --format json | head -c 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
+    assert (done.stdout, done.stderr) == (b"{", b"")
+
+
+def test_an_ascii_terminal_gets_escapes(tmp_path: Path) -> None:
+    given = corpus.tensors() | {"modèle.poids": ("BF16", (2,), "a.safetensors")}
+    corpus.write(tmp_path / "names", given)
+    done = process("bundle", str(tmp_path / "names"), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 0
+    assert b"mod\\xe8le.poids" in done.stdout
+
+
+def test_no_color_without_a_terminal_and_color_where_it_is_forced() -> None:
+    assert b"\x1b" not in process("bundle", "broken").stdout
+    assert b"\x1b[31;1merror\x1b[0m PM101" in process("bundle", "broken", FORCE_COLOR="1").stdout
+    assert b"\x1b" not in process("bundle", "broken", FORCE_COLOR="1", NO_COLOR="1").stdout
+
+
+def test_a_manifest_of_a_newer_major_version_is_trouble(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = Manifest.read("bundle", rank=0).write(tmp_path / "m.json")
+    path.write_bytes(path.read_bytes().replace(b'"version":"1.0"', b'"version":"2.0"'))
+    code, out, _ = run(capsys, str(path), "checkpoint")
+    assert code == 2
+    assert "schema version 2.0 is of a newer major version" in out
+    assert "    upgrade probe-manifest" in out

@@ -1,0 +1,123 @@
+"""`probe-manifest diff` and `textconv`, run as people and git run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from probe_cli.checkpoint import Checkpoint
+from probe_cli.cli.main import main
+from tests.manifest import corpus
+from tests.manifest.test_diff import CHANGES
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """checkpoint/ with bundles: old/, new/ (a selector changed), soft/ (a class changed)."""
+    folder = tmp_path_factory.mktemp("place")
+    checkpoint = Checkpoint.open(corpus.write(folder / "checkpoint", corpus.tensors()))
+    corpus.bundle(checkpoint).write(folder / "old")
+    for name, kind in (("new", "selectors-changed"), ("soft", "layer-class-changed")):
+        corpus.bundle(checkpoint, corpus.manifests(checkpoint, change=CHANGES[kind])).write(folder / name)
+    retyped = corpus.tensors() | {"model.norm.weight": ("F32", (8,), "a.safetensors")}
+    corpus.write(folder / "retyped", retyped)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str], str]:
+    code = main(["diff", *arguments])
+    out, err = capsys.readouterr()
+    return code, out.splitlines(), err
+
+
+def test_equal_bundles(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "old", "old", "--exit-code")
+    assert (code, out[-1]) == (0, "no difference")
+
+
+def test_a_breaking_change_is_named_and_fails_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "old", "new")
+    name = "model.layers.0.self_attn"
+    assert code == 0
+    assert out[2:] == [
+        f"breaking selectors-changed {name}.k_proj.weight -> {name}.qkv_proj.weight: "
+        'selectors: {"loaded_shard_id":"k"} -> {"loaded_shard_id":7} [ranks 0,1]',
+        "2 breaking",
+    ]
+    assert run(capsys, "old", "new", "--breaking")[0] == 1
+    assert run(capsys, "old", "new", "--exit-code")[0] == 1
+
+
+def test_a_compatible_change_does_not_fail_breaking(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "old", "soft", "--breaking")
+    assert (code, out[-1]) == (0, "no difference")
+    assert run(capsys, "old", "soft", "--exit-code")[0] == 1
+
+
+def test_one_rank_and_one_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "old", "new", "--rank", "1")[1][2].endswith("[rank 1]")
+    assert run(capsys, "old", "new", "--only", "regions")[1][-1] == "no difference"
+    assert run(capsys, "old", "new", "--only", "selectors", "--only", "regions")[1][-1] == "2 breaking"
+    code, _, err = run(capsys, "old", "new", "--rank", "5")
+    assert (code, "no rank 5 in this bundle; it holds ranks 0-1" in err) == (2, True)
+    assert run(capsys, "old", "new", "--rank", "0", "--all-ranks")[0] == 2
+
+
+def test_two_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "checkpoint", "retyped", "--breaking")
+    assert code == 1
+    assert "breaking source-changed model.norm.weight: dtype: BF16 -> F32" in out
+
+
+def test_a_bundle_and_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "old", "checkpoint")
+    assert code == 2
+    assert "cannot be compared with diff" in err
+    assert "probe-manifest check" in err
+
+
+def test_json_and_markdown_to_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run(capsys, "old", "new", "--format", "json", "--output", str(tmp_path / "diff.json"))
+    assert [row["kind"] for row in json.loads((tmp_path / "diff.json").read_text())["changes"]] == [
+        "selectors-changed"
+    ] * 2
+    run(capsys, "old", "new", "--format", "markdown", "--output", str(tmp_path / "diff.md"))
+    assert (tmp_path / "diff.md").read_text().startswith("### probe-manifest diff: 2 breaking")
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_git_diff_shows_packed_manifests_as_text(place: Path, tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        env = {
+            **os.environ,
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@e", *arguments]
+        return subprocess.run(command, env=env, capture_output=True, check=True, text=True).stdout
+
+    git("init", "-q")
+    git("config", "diff.probe-manifest.textconv", f"{sys.executable} -m probe_cli textconv")
+    (tmp_path / ".gitattributes").write_text("*.json.gz diff=probe-manifest\n")
+    shutil.copy(place / "old" / "rank-00000.json.gz", tmp_path)
+    git("add", ".")
+    git("commit", "-qm", "old")
+    shutil.copy(place / "new" / "rank-00000.json.gz", tmp_path)
+    changed = [line for line in git("diff").splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    name = "model.layers.0.self_attn"
+    assert changed == [
+        f"-  {name}.k_proj.weight -> {name}.qkv_proj.weight [loaded_shard_id=k]",
+        f"+  {name}.k_proj.weight -> {name}.qkv_proj.weight [loaded_shard_id=7]",
+    ]
