@@ -1,45 +1,27 @@
-"""Many ranks in parallel: a forked process each, at most `jobs` at once, none left when `build_ranks` ends."""
+"""Many ranks at once: their manifests, the bundle of them, and selftests of them."""
 
 from __future__ import annotations
 
-import gc
-import os
-import selectors
-import signal
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Protocol, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
 
-from probe_cli import errors
+import msgspec
+
 from probe_cli.checkpoint import Checkpoint
 from probe_cli.engines.base import Engine
-from probe_cli.errors import EngineError, ProbeManifestError, UsageError
 from probe_cli.manifest import Bundle, Manifest
-from probe_cli.probe.build import RankResult
-from probe_cli.probe.capture import attach_log, captured_output
-from probe_cli.probe.replay import DEFAULT_VALUE_LIMIT
-from probe_cli.probe.worker import Failed, Finished, Progressed, decode_frames, run_worker
+from probe_cli.manifest.schema import ManifestDocument
+from probe_cli.probe.build import RankResult, build_rank
+from probe_cli.probe.capture import captured_output
+from probe_cli.probe.pool import Listener, run_ranks
+from probe_cli.probe.replay import DEFAULT_VALUE_LIMIT, Progress
+from probe_cli.probe.selftest import SelfTest, selftest
 from probe_cli.topology import Rank, Topology
 
-__all__ = ["BuildListener", "BuiltBundle", "build_bundle", "build_ranks", "default_jobs"]
+__all__ = ["BuildListener", "BuiltBundle", "build_bundle", "build_ranks", "selftest_ranks"]
 
-_CHUNK = 1 << 20
-
-
-class BuildListener(Protocol):
-    """Who is told how a build goes. Called in the parent, between reads of the workers' pipes."""
-
-    def started(self, rank: Rank) -> None:
-        """A worker for this rank was forked."""
-
-    def progressed(self, rank: Rank, done: int, total: int) -> None:
-        """The replay of this rank has been fed `done` of `total` sources."""
-
-    def finished(self, rank: Rank, result: RankResult) -> None:
-        """This rank is done."""
+BuildListener: TypeAlias = Listener[RankResult]
 
 
 @dataclass(frozen=True)
@@ -48,22 +30,6 @@ class BuiltBundle:
 
     bundle: Bundle
     results: tuple[RankResult, ...]
-
-
-@dataclass
-class _Worker:
-    rank: Rank
-    pid: int
-    pipe: int
-    log: BinaryIO
-    buffer: bytearray = field(default_factory=bytearray)
-    reaped: bool = False
-
-
-def default_jobs(ranks: int) -> int:
-    """As many workers as there are CPUs for this process, and no more than ranks."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cpus, ranks))
 
 
 def build_bundle(
@@ -108,6 +74,15 @@ class _KeepsOrder:
         return getattr(self._engine, name)
 
 
+class _Parcel(msgspec.Struct, array_like=True):
+    """A rank's result on its way to the parent. `unused`: reason -> indices of sources, since names would be megabytes."""
+
+    document: ManifestDocument
+    unused: dict[str, list[int]]
+    peak_rss: int
+    seconds: dict[str, float]
+
+
 def build_ranks(
     engine: Engine,
     checkpoint: Checkpoint,
@@ -120,149 +95,51 @@ def build_ranks(
 ) -> list[RankResult]:
     """The results of these ranks, in their order. `checkpoint` must be in the engine's order already.
 
-    The engine is warmed up here, then a worker is forked for each rank. The first rank that fails stops the others; its
-    error is raised with the rank's name in front. Whatever ends this call (an error, Ctrl-C, any other exception), no
-    worker is left.
+    The engine is warmed up here, then a worker is forked for each rank (see `run_ranks` for how that ends).
     """
-    if not ranks:
-        raise UsageError("no ranks to build")
-    if not hasattr(os, "fork"):
-        raise UsageError("building needs fork(), which this platform lacks", hint="build on Linux or macOS")
+    _warm_up(engine)
+    names = checkpoint.names()
+
+    def job(rank: Rank, report: Progress) -> bytes:
+        result = build_rank(engine, checkpoint, rank, value_limit=value_limit, verify=verify, progress=report)
+        place = {name: index for index, name in enumerate(names)}
+        unused: dict[str, list[int]] = {}
+        for name, reason in result.unused.items():
+            unused.setdefault(reason, []).append(place[name])
+        return msgspec.msgpack.encode(_Parcel(result.manifest.document, unused, result.peak_rss, result.seconds))
+
+    def decode(parcel: bytes) -> RankResult:
+        found = msgspec.msgpack.decode(parcel, type=_Parcel)
+        unused = {names[index]: reason for reason, indices in found.unused.items() for index in indices}
+        return RankResult(Manifest(found.document), unused, found.peak_rss, found.seconds)
+
+    return run_ranks(ranks, job, decode, jobs=jobs, listener=listener)
+
+
+def selftest_ranks(
+    engine: Engine,
+    checkpoint: Checkpoint,
+    manifests: Sequence[Manifest],
+    *,
+    samples: int,
+    jobs: int | None = None,
+    value_limit: int = DEFAULT_VALUE_LIMIT,
+    listener: Listener[SelfTest] | None = None,
+) -> list[SelfTest]:
+    """The selftests of these ranks, each in a process of its own."""
+    _warm_up(engine)
+    by_rank = {manifest.rank: manifest for manifest in manifests}
+
+    def job(rank: Rank, report: Progress) -> bytes:
+        found = selftest(engine, checkpoint, by_rank[rank], samples=samples, value_limit=value_limit, progress=report)
+        return msgspec.msgpack.encode(found)
+
+    def decode(parcel: bytes) -> SelfTest:
+        return msgspec.msgpack.decode(parcel, type=SelfTest)
+
+    return run_ranks(list(by_rank), job, decode, jobs=jobs, listener=listener)
+
+
+def _warm_up(engine: Engine) -> None:
     with captured_output("the engine"):
         engine.warm_up()
-    gc.collect()
-    # Objects of the parent are then never touched by a worker's collector: their pages stay shared.
-    gc.freeze()
-    pool = _Pool(engine, checkpoint, value_limit, verify, listener)
-    try:
-        return pool.run(ranks, jobs or default_jobs(len(ranks)))
-    finally:
-        pool.stop()
-        gc.unfreeze()
-
-
-class _Pool:
-    def __init__(
-        self, engine: Engine, checkpoint: Checkpoint, value_limit: int, verify: bool, listener: BuildListener | None
-    ) -> None:
-        self._engine = engine
-        self._checkpoint = checkpoint
-        self._value_limit = value_limit
-        self._verify = verify
-        self._listener = listener
-        self._workers: dict[int, _Worker] = {}
-        self._names = checkpoint.names()
-
-    def run(self, ranks: Sequence[Rank], jobs: int) -> list[RankResult]:
-        results: dict[int, RankResult] = {}
-        waiting = list(reversed(ranks))
-        with selectors.DefaultSelector() as selector:
-            while waiting or self._workers:
-                while waiting and len(self._workers) < jobs:
-                    worker = self._start(waiting.pop())
-                    selector.register(worker.pipe, selectors.EVENT_READ, worker)
-                for key, _ in selector.select(timeout=1.0):
-                    worker = key.data
-                    result = self._read(worker)
-                    if result is not None:
-                        results[worker.rank.index] = result
-                        selector.unregister(worker.pipe)
-                        self._end(worker)
-                        if self._listener is not None:
-                            self._listener.finished(worker.rank, result)
-        return [results[rank.index] for rank in ranks]
-
-    def _start(self, rank: Rank) -> _Worker:
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with its worker
-        reading, writing = os.pipe()
-        parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with _held_signals():
-            pid = os.fork()
-            if pid == 0:
-                run_worker(
-                    self._engine,
-                    self._checkpoint,
-                    rank,
-                    pipe=writing,
-                    log=log.fileno(),
-                    parent=parent,
-                    value_limit=self._value_limit,
-                    verify=self._verify,
-                )
-            worker = self._workers[pid] = _Worker(rank, pid, reading, log)
-        os.close(writing)
-        if self._listener is not None:
-            self._listener.started(rank)
-        return worker
-
-    def _read(self, worker: _Worker) -> RankResult | None:
-        chunk = os.read(worker.pipe, _CHUNK)
-        worker.buffer += chunk
-        for frame in decode_frames(worker.buffer):
-            if isinstance(frame, Progressed):
-                if self._listener is not None:
-                    self._listener.progressed(worker.rank, frame.done, frame.total)
-            elif isinstance(frame, Finished):
-                return self._result(frame)
-            else:
-                raise _named(frame, worker)
-        if not chunk:
-            raise self._vanished(worker)
-        return None
-
-    def _result(self, frame: Finished) -> RankResult:
-        unused = {self._names[index]: reason for reason, indices in frame.unused.items() for index in indices}
-        return RankResult(Manifest(frame.document), unused, frame.peak_rss, frame.seconds)
-
-    def _vanished(self, worker: _Worker) -> EngineError:
-        _, status = os.waitpid(worker.pid, 0)
-        worker.reaped = True
-        code = os.waitstatus_to_exitcode(status)
-        if code < 0:
-            what = f"its worker was killed by {signal.Signals(-code).name}"
-            hint = "out of memory? fewer ranks at once need less (--jobs 1)" if code == -signal.SIGKILL else None
-        else:
-            what, hint = f"its worker ended with exit code {code} and no result", None
-        error = EngineError(f"{worker.rank}: {what}", hint=hint)
-        attach_log(error, str(worker.rank), worker.log)
-        return error
-
-    def _end(self, worker: _Worker) -> None:
-        """Reap a worker that has delivered."""
-        del self._workers[worker.pid]
-        if not worker.reaped:
-            os.waitpid(worker.pid, 0)
-        os.close(worker.pipe)
-        worker.log.close()
-
-    def stop(self) -> None:
-        """Kill and reap every worker that is still there."""
-        with _held_signals():
-            for worker in self._workers.values():
-                if not worker.reaped:
-                    with suppress(ProcessLookupError):
-                        os.kill(worker.pid, signal.SIGKILL)
-            for worker in list(self._workers.values()):
-                self._end(worker)
-
-
-@contextmanager
-def _held_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until a worker is on the books (or off them)."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _named(frame: Failed, worker: _Worker) -> ProbeManifestError:
-    """The worker's error, with the rank in front."""
-    kind = getattr(errors, frame.kind, EngineError)
-    if not (isinstance(kind, type) and issubclass(kind, ProbeManifestError)):
-        kind = EngineError
-    error = kind(f"{worker.rank}: {frame.message}", hint=frame.hint)
-    attach_log(error, str(worker.rank), worker.log, frame.traceback)
-    return error

@@ -1,4 +1,4 @@
-"""One rank's build in a process of its own: what runs after the fork, and the frames it sends back.
+"""One rank's work in a process of its own: what runs after the fork, and the frames it sends back.
 
 A frame is a length (4 bytes, little-endian) and a MessagePack object of one of the types below.
 """
@@ -12,19 +12,19 @@ import struct
 import sys
 import time
 import traceback
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeAlias
 
 import msgspec
 import torch
 
-from probe_cli.checkpoint import Checkpoint
-from probe_cli.engines.base import Engine
 from probe_cli.errors import ProbeManifestError
-from probe_cli.manifest.schema import ManifestDocument
-from probe_cli.probe.build import RankResult, build_rank
 from probe_cli.topology import Rank
 
-__all__ = ["Failed", "Finished", "Frame", "Progressed", "decode_frames", "run_worker"]
+__all__ = ["Failed", "Finished", "Frame", "Job", "Progressed", "decode_frames", "run_worker"]
+
+#: What a worker does: from a rank, and a function to report (done, total) with, to the bytes of its result.
+Job: TypeAlias = Callable[[Rank, Callable[[int, int], None]], bytes]
 
 _LENGTH = struct.Struct("<I")
 _SECONDS_BETWEEN_REPORTS = 0.1
@@ -39,12 +39,9 @@ class Progressed(msgspec.Struct, tag="progress", array_like=True):
 
 
 class Finished(msgspec.Struct, tag="finished", array_like=True):
-    """The rank's result. `unused` maps a reason to indices into the checkpoint's sources: names would be megabytes."""
+    """The rank's result, in whatever form the job and its caller agree on."""
 
-    document: ManifestDocument
-    unused: dict[str, list[int]]
-    peak_rss: int
-    seconds: dict[str, float]
+    result: bytes
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):
@@ -56,7 +53,7 @@ class Failed(msgspec.Struct, tag="failed", array_like=True):
     traceback: str
 
 
-Frame = Progressed | Finished | Failed
+Frame: TypeAlias = Progressed | Finished | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Frame)
@@ -77,23 +74,13 @@ def decode_frames(buffer: bytearray) -> list[Frame]:
     return frames
 
 
-def run_worker(
-    engine: Engine,
-    checkpoint: Checkpoint,
-    rank: Rank,
-    *,
-    pipe: int,
-    log: int,
-    parent: int,
-    value_limit: int,
-    verify: bool,
-) -> NoReturn:
+def run_worker(job: Job, rank: Rank, *, pipe: int, log: int, parent: int) -> NoReturn:
     """The whole life of a forked worker. Never returns: the caller's stack belongs to the parent."""
     code = 1
     try:
         _settle(log, parent)
         try:
-            frame: Frame = _build(engine, checkpoint, rank, pipe, value_limit, verify)
+            frame: Frame = Finished(job(rank, _reporter(pipe)))
             code = 0
         except BaseException as error:
             frame = _failure(error)
@@ -122,7 +109,7 @@ def _settle(log: int, parent: int) -> None:
     torch.set_num_threads(1)
 
 
-def _build(engine: Engine, checkpoint: Checkpoint, rank: Rank, pipe: int, value_limit: int, verify: bool) -> Finished:
+def _reporter(pipe: int) -> Callable[[int, int], None]:
     last = 0.0
 
     def report(done: int, total: int) -> None:
@@ -132,16 +119,7 @@ def _build(engine: Engine, checkpoint: Checkpoint, rank: Rank, pipe: int, value_
             last = now
             _send(pipe, Progressed(done, total))
 
-    result = build_rank(engine, checkpoint, rank, value_limit=value_limit, verify=verify, progress=report)
-    return _finished(result, checkpoint)
-
-
-def _finished(result: RankResult, checkpoint: Checkpoint) -> Finished:
-    place = {source.name: index for index, source in enumerate(checkpoint.sources)}
-    unused: dict[str, list[int]] = {}
-    for name, reason in result.unused.items():
-        unused.setdefault(reason, []).append(place[name])
-    return Finished(result.manifest.document, unused, result.peak_rss, result.seconds)
+    return report
 
 
 def _failure(error: BaseException) -> Failed:
