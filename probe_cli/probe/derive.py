@@ -45,7 +45,8 @@ def _stack(args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor, 
     dim = _argument(args, kwargs, 1, "dim", 0) % max(output.dim(), 1)
     pieces: list[Piece] = []
     for index, tensor in enumerate(args[0]):
-        pieces += pieces_of(reads(tensor, None), view_of(output.select(dim, index)), computed=True)
+        taken = view_of(tensor.unsqueeze(dim))
+        pieces += pieces_of(reads(tensor, taken), view_of(output.narrow(dim, index, 1)), computed=True)
     return pieces
 
 
@@ -98,11 +99,11 @@ def _rows(output: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tens
         return None
     pieces: list[Piece] = []
     for position, row in enumerate(index.tolist()):
-        at = view_of(output.select(dim, row))
+        at = view_of(output.narrow(dim, row if row >= 0 else row + output.shape[dim], 1))
         taken = View(
             view.offset + position * view.stride[dim],
-            (*view.shape[:dim], *view.shape[dim + 1 :]),
-            (*view.stride[:dim], *view.stride[dim + 1 :]),
+            (*view.shape[:dim], 1, *view.shape[dim + 1 :]),
+            view.stride,
         )
         found = list(pieces_of(reads(value, taken), at, computed=False))
         pieces += found or [Piece(-1, at, at, False)]

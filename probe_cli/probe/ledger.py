@@ -18,7 +18,18 @@ from probe_cli.errors import ProbeError
 from probe_cli.manifest.schema import View
 from probe_cli.model.inventory import Inventory, OwnedTensor, storage_key
 from probe_cli.probe.ops import tensors_in
-from probe_cli.probe.provenance import Origin, Piece, Read, broadcast, cover, fresh, in_units, pieces_of, view_of
+from probe_cli.probe.provenance import (
+    Origin,
+    Piece,
+    Read,
+    broadcast,
+    cover,
+    fresh,
+    in_units,
+    next_turn,
+    pieces_of,
+    view_of,
+)
 from probe_cli.probe.values import ValueStore
 from probe_cli.probe.writes import ModelWrite, code_line, extent, of_piece, within
 
@@ -294,6 +305,7 @@ class Ledger:
         origin = self._own_origin(key)
         if origin is None:
             origin = self.origins[key] = fresh(own)
+        turn = next_turn() if len(writes) > 1 else 0
         for write in writes:
             at = View(write.dst.offset + start, write.dst.shape, write.dst.stride)
             exact = write.exact
@@ -305,7 +317,8 @@ class Ledger:
                 brought = write.src
                 if exact and at.shape != brought.shape:
                     exact = False
-                origin.pieces.append(Piece(write.source, at, brought, write.computed, exact, write.src_dtype, True))
+                how = (write.computed, exact, write.src_dtype, True, turn)
+                origin.pieces.append(Piece(write.source, at, brought, *how))
             elif exact:
                 origin.overwrite(at)
             else:

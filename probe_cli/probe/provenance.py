@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import torch
 
@@ -19,6 +20,7 @@ from probe_cli.manifest.schema import View
 __all__ = ["Origin", "Piece", "Read", "view_of"]
 
 _MAX_SPLITS = 64
+_turns = count(1)
 
 
 def view_of(tensor: torch.Tensor) -> View:
@@ -30,7 +32,8 @@ def view_of(tensor: torch.Tensor) -> View:
 class Piece:
     """Elements `at` of a storage hold elements `src` of a source, in the same order. `at` is in elements of the
     storage's base dtype, `src` in elements of `src_dtype` (None: the source's own). A source of -1 is a constant.
-    `recalled`: the elements were read back from a tensor of the model."""
+    `recalled`: the elements were read back from a tensor of the model. `turn`: pieces that one operator mixed together
+    share it, and do not hide each other."""
 
     source: int
     at: View
@@ -39,6 +42,7 @@ class Piece:
     exact: bool = True
     src_dtype: torch.dtype | None = None
     recalled: bool = False
+    turn: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ class Origin:
         for piece in self.pieces:
             box = _box(piece.at, self.base) if piece.exact else None
             if box is not None:
-                visible = [part for old in visible for part in _remainder(old, box, self.base)]
+                mixed = [old for old in visible if piece.turn and old.turn == piece.turn]
+                hidden = [old for old in visible if not piece.turn or old.turn != piece.turn]
+                visible = [part for old in hidden for part in _remainder(old, box, self.base)] + mixed
             elif piece.source < 0:
                 visible = [replace(old, exact=False) for old in visible]
             if piece.source >= 0:
@@ -278,11 +284,17 @@ def dense(shape: Sequence[int]) -> View:
     return View(0, tuple(shape), contiguous(shape))
 
 
+def next_turn() -> int:
+    """A number that the pieces of one operator share."""
+    return next(_turns)
+
+
 def pieces_of(reads: Sequence[Read], at: View, *, computed: bool) -> Iterator[Piece]:
     """What a storage holds after `reads` were written to its elements `at`."""
+    turn = next_turn() if len(reads) > 1 else 0
     for read in reads:
-        exact = read.exact
-        yield Piece(read.source, read.of(at), read.src, computed or read.computed, exact, read.src_dtype, read.recalled)
+        how = (computed or read.computed, read.exact, read.src_dtype, read.recalled, turn)
+        yield Piece(read.source, read.of(at), read.src, *how)
 
 
 def cover(reads: Sequence[Read], shape: tuple[int, ...]) -> bool:
