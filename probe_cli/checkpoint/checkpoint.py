@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -55,7 +56,8 @@ class Checkpoint(msgspec.Struct, frozen=True, dict=True, eq=False):
         repository is `hf://org/name@revision`, or `org/name` where no such folder exists; `progress` is called with the
         number of headers that have arrived, and of all. Raises CheckpointError.
         """
-        text = str(path)
+        # A Path has lost one of the slashes of hf://.
+        text = re.sub(r"^hf:/+", "hf://", str(path))
         where = Path(path)
         on_hub = text.startswith("hf://")
         if not on_hub and not where.exists() and not where.is_symlink():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from probe_cli.checkpoint import Checkpoint
@@ -61,6 +63,11 @@ def test_what_looks_like_a_path_is_one(text: str) -> None:
     assert not looks_like_repo(text)
     with pytest.raises(CheckpointError, match="no such file or folder"):
         Checkpoint.open(text)
+
+
+def test_path_object_that_lost_a_slash() -> None:
+    with pytest.raises(UsageError, match="'hf://datasets/org/name' is not a model repository"):
+        Checkpoint.open(Path("hf://datasets/org/name"))
 
 
 def test_local_files_have_no_revisions(tmp_path: object) -> None:

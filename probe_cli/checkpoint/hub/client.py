@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from probe_cli.checkpoint.header import LENGTH_BYTES, header_length
 from probe_cli.checkpoint.hub.failures import (
     BadAnswer,
     explain,
     is_client_error,
+    is_refusal,
     is_worth_retrying,
     wait_asked_for,
 )
@@ -88,8 +90,8 @@ class Client:
         where = f"hf://{repo_id}@{commit[:12]}/{name}"
 
         def ask() -> bytes:
-            with self._get(repo_id, commit, name, None) as response:
-                data = _take(response, limit + 1)
+            with self._get(self._url(repo_id, commit, name), None) as response:
+                data = _take(response.iter_bytes(), limit + 1)
             if len(data) > limit:
                 raise CheckpointError(f"{where}: has more than {limit:,} bytes, expected at most that")
             return data
@@ -101,20 +103,30 @@ class Client:
         where = f"hf://{repo_id}@{commit[:12]}/{name}"
 
         def ask() -> tuple[bytes, int]:
-            prefix, total = self._range(repo_id, commit, name, 0, LENGTH_BYTES, size)
+            url = self._url(repo_id, commit, name)
+            prefix, total, storage = self._range(url, 0, LENGTH_BYTES, size)
             end = LENGTH_BYTES + header_length(prefix, total, file=where)
-            rest, _ = self._range(repo_id, commit, name, LENGTH_BYTES, end, total)
+            try:
+                # Where the first request was redirected to: spares the Hub one request for each file.
+                rest, _, _ = self._range(storage, LENGTH_BYTES, end, total)
+            except Exception as error:
+                if storage == url or not is_refusal(error):
+                    raise
+                rest, _, _ = self._range(url, LENGTH_BYTES, end, total)
             return prefix + rest, total
 
         return self._try(where, ask)
 
-    def _range(self, repo_id: str, commit: str, name: str, start: int, end: int, size: int | None) -> tuple[bytes, int]:
-        """Bytes `start` to `end`, and the size of the file. Raises BadAnswer if the answer is not exactly that."""
+    def _range(self, url: str, start: int, end: int, size: int | None) -> tuple[bytes, int, str]:
+        """Bytes `start` to `end`, the size of the file, and the address that answered in the end.
+
+        Raises BadAnswer if the answer is not exactly that range of a file of `size` bytes.
+        """
         if size is not None:
             end = min(end, size)
         if start >= end:
-            return b"", size or 0
-        with self._get(repo_id, commit, name, f"bytes={start}-{end - 1}") as response:
+            return b"", size or 0, url
+        with self._get(url, f"bytes={start}-{end - 1}") as response:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding != "identity":
                 raise BadAnswer(f"the range came with Content-Encoding {quote(encoding)}, expected plain bytes")
@@ -126,7 +138,7 @@ class Client:
                 end = min(end, total)
                 if (first, last) != (start, end - 1):
                     raise BadAnswer(f"the Hub sent bytes {first}-{last}, expected {start}-{end - 1}")
-                data = _take(response, end - start + 1)
+                data = _take(response.iter_raw(), end - start + 1)
                 skipped = 0
             else:
                 # The server ignores ranges. Take no more of the stream than what we came for, then hang up.
@@ -135,21 +147,27 @@ class Client:
                     raise BadAnswer("the server ignores ranges and does not say how long the file is")
                 total = int(length)
                 end = min(end, total)
-                data = _take(response, end, more=True)[start:end]
+                data = _take(response.iter_raw(), end)[start:end]
                 skipped = start
         if size is not None and total != size:
             raise BadAnswer(f"the file has {total:,} bytes, expected {size:,} by the listing")
         if len(data) != end - start:
             raise BadAnswer(f"the Hub sent {len(data) + skipped:,} bytes, expected {end - start + skipped:,}")
-        return data, total
+        return data, total, str(response.url)
 
-    def _get(self, repo_id: str, commit: str, name: str, byte_range: str | None) -> Any:
+    def _url(self, repo_id: str, commit: str, name: str) -> str:
+        from huggingface_hub import hf_hub_url
+
+        return hf_hub_url(repo_id, name, revision=commit, endpoint=self.endpoint)
+
+    def _get(self, url: str, byte_range: str | None) -> Any:
         """An open response with a good status, as a context manager."""
-        from huggingface_hub import constants, get_session, hf_hub_url
+        from huggingface_hub import constants, get_session
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-        url = hf_hub_url(repo_id, name, revision=commit, endpoint=self.endpoint)
-        headers = build_hf_headers(token=self._api.token, library_name="probe-manifest")
+        # Storage has another origin, and its address is signed: the token is not for it.
+        own = urlsplit(url)[:2] == urlsplit(self.endpoint)[:2]
+        headers = build_hf_headers(token=self._api.token if own else False, library_name="probe-manifest")
         headers["Accept-Encoding"] = "identity"
         if byte_range is not None:
             headers["Range"] = byte_range
@@ -204,14 +222,13 @@ class _Checked:
         return self._stream.__exit__(*details)
 
 
-def _take(response: Any, count: int, *, more: bool = False) -> bytes:
-    """The next `count` bytes of a response, fewer if it ends before. With `more` the rest is left unread."""
-    parts: list[bytes] = []
+def _take(parts: Iterator[bytes], count: int) -> bytes:
+    """The first `count` bytes of a body, fewer if it ends before. The rest is left unread."""
+    taken: list[bytes] = []
     have = 0
-    for part in response.iter_raw():
-        parts.append(part)
+    for part in parts:
+        taken.append(part)
         have += len(part)
         if have >= count:
             break
-    data = b"".join(parts)
-    return data[:count] if more or have > count else data
+    return b"".join(taken)[:count]

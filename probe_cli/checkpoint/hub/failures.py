@@ -11,7 +11,7 @@ from typing import Any
 from probe_cli.checkpoint.text import quote
 from probe_cli.errors import CheckpointError
 
-__all__ = ["BadAnswer", "explain", "is_client_error", "is_worth_retrying", "wait_asked_for"]
+__all__ = ["BadAnswer", "explain", "is_client_error", "is_refusal", "is_worth_retrying", "wait_asked_for"]
 
 _RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 #: `RateLimit: "api";r=0;t=55`, as the Hub sends it beside or instead of Retry-After.
@@ -38,6 +38,11 @@ def is_client_error(error: BaseException) -> bool:
     # ValueError: an answer that is not JSON. InvalidURL: a malformed HF_ENDPOINT, derived from Exception itself.
     known = (BadAnswer, OSError, ValueError, getattr(_hub_errors(), "HTTPError", OSError))
     return isinstance(error, known) or type(error).__name__ == "InvalidURL"
+
+
+def is_refusal(error: BaseException) -> bool:
+    """True if the server understood the request and refused it: a signed address may have expired."""
+    return _status(error) in (400, 401, 403, 404, 410)
 
 
 def is_worth_retrying(error: BaseException) -> bool:
