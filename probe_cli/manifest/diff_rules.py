@@ -123,3 +123,7 @@ def kinds_table() -> str:
     """The table of docs/diff.md: kind, what `--only` calls it, class, reason."""
     rows = [f"| `{k.name}` | {k.section} | {k.change_class} | {k.reason} |" for k in _ALL]
     return "\n".join(["| kind | section | class | reason |", "|---|---|---|---|", *rows])
+
+
+if __name__ == "__main__":
+    print(kinds_table())

@@ -226,3 +226,7 @@ def codes_table() -> str:
         ends = "; exit code 2" if code.trouble else ""
         lines += [f"### {code.code} {code.name}", "", f"*{code.severity}{ends}*. {code.meaning}", "", code.remedy, ""]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(codes_table())
