@@ -1,0 +1,41 @@
+"""Every private or version-dependent name of vLLM that the engine touches, with the releases in which it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["default_loaders", "inspect_in_process", "keep_layers_unprocessed", "no_ports"]
+
+
+def default_loaders() -> Sequence[Callable[..., object]]:
+    """`vllm/model_executor/model_loader/weight_utils.py` (0.32, 0.33): loads what has no `weight_loader`."""
+    from vllm.model_executor.model_loader import weight_utils
+
+    return (weight_utils.default_weight_loader,)
+
+
+def inspect_in_process() -> None:
+    """`vllm/model_executor/models/registry.py` (0.32, 0.33) looks at a model class in a subprocess, which would not see the
+    emulated platform, and costs an import of vLLM."""
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda function: function()
+
+
+def no_ports() -> None:
+    """`vllm/config/parallel.py` (0.32, 0.33) opens sockets to find ports for data parallel groups that no build has."""
+    from vllm.config import parallel
+
+    parallel.get_open_ports_list = lambda count=5: [0] * count
+
+
+def keep_layers_unprocessed() -> None:
+    """`vllm/model_executor/model_loader/reload/layerwise.py` (0.32, 0.33): with online quantization, a layer is quantized by
+    device kernels as soon as its elements have been counted. A contract ends where that begins."""
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    def leave(layer: Any, info: Any) -> None:
+        info.loaded_weights.clear()
+
+    layerwise._layerwise_process = leave
