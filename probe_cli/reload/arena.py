@@ -43,8 +43,8 @@ class Arena:
         self._slots: WeakKeyDictionary[nn.Module, dict[str, torch.Tensor]] = WeakKeyDictionary()
 
     def get_or_alloc(self, layer: nn.Module, slot: str, spec: Spec) -> torch.Tensor:
-        """The tensor of a slot; uninitialized the first time. Raises ReloadError if the slot holds another spec, since a
-        captured graph reads the old one."""
+        """The tensor of a slot; uninitialized the first time. Raises ReloadError if the slot holds another spec,
+        since a captured graph reads the old one."""
         slots = self._slots.setdefault(layer, {})
         tensor = slots.get(slot)
         if tensor is None:

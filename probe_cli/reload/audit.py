@@ -1,8 +1,8 @@
 """What captured graphs see: every tensor that a layer reaches, where it lies, and the Python numbers made from tensors.
 
-A captured graph, or any code that kept an address, goes on reading the storage it saw. So after an update each tensor that was
-reachable before has to be where it was, as it was. Numbers that Python code made from a tensor (`float(scale)`) do not follow the
-tensor by themselves; they are told by comparing values.
+A captured graph, or any code that kept an address, goes on reading the storage it saw. So after an update each tensor
+that was reachable before has to be where it was, as it was. Numbers that Python code made from a tensor
+(`float(scale)`) do not follow the tensor by themselves; they are told by comparing values.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Place:
 
 
 class TensorMap:
-    """All tensors and numbers reachable from each layer, by layer and path. A tensor counts for the first layer and path that
-    reach it through a helper; registered ones count under every name."""
+    """All tensors and numbers reachable from each layer, by layer and path. A tensor counts for the first layer and
+    path that reach it through a helper; registered ones count under every name."""
 
     def __init__(self, layers: dict[str, nn.Module], *, scalars: bool = True) -> None:
         self.places: dict[tuple[str, str], Place] = {}
@@ -65,7 +65,8 @@ class TensorMap:
 
 
 def derived_scalars(layers: TensorMap) -> dict[tuple[str, str], tuple[str, str]]:
-    """Numbers that equal a one-element tensor of their layer (0 and 1 aside, which equal too much): number -> tensor."""
+    """Numbers that equal a one-element tensor of their layer (0 and 1 aside, which equal too much): number ->
+    tensor."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     for (layer, path), number in layers.numbers.items():
         for (owner, tensor_path), value in layers.values.items():

@@ -1,4 +1,5 @@
-"""What only the cold load can tell: the loaded layout, the values no source brings, the hooks that ran, what they changed."""
+"""What only the cold load can tell: the loaded layout, the values no source brings, the hooks that ran, what they
+changed."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ class Residue:
 
 
 class ColdLoad:
-    """Made after the model is built and before post-processing; `loaded` after its weights are there, `processing` around
-    the post-processing. A session that is given none of this takes the live tensors for the loaded ones."""
+    """Made after the model is built and before post-processing; `loaded` after its weights are there, `processing`
+    around the post-processing. A session that is given none of this takes the live tensors for the loaded ones."""
 
     def __init__(self, model: nn.Module, processing: Processing | None = None) -> None:
         self.model = model
@@ -54,7 +55,8 @@ class ColdLoad:
         self.changes: dict[str, list[Change]] = {}
 
     def loaded(self, manifest: Manifest) -> None:
-        """The weights are there and not yet processed: keep what no source brings, for layers that will be processed."""
+        """The weights are there and not yet processed: keep what no source brings, for layers that will be
+        processed."""
         self.layout = LoadedLayout(self.model, self.hooks_of.has_hook)
         fed = fed_tensors(Contract(manifest))
         coverage = {

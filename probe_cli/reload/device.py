@@ -1,11 +1,12 @@
-"""The seam to the device: everything the runtime does differently on CUDA stands here, so the rest runs on any device."""
+"""The seam to the device: everything the runtime does differently on CUDA stands here, so the rest runs on any
+device."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
 
@@ -13,7 +14,8 @@ __all__ = ["CpuDevice", "CudaDevice", "Device", "device_of"]
 
 
 class Device:
-    """One device and how memory moves between it and the host. The base class is right for any device without streams."""
+    """One device and how memory moves between it and the host. The base class is right for any device without
+    streams."""
 
     #: Spilled tensors live on another device than staged ones, so they need tensor objects of their own.
     host_is_apart = True
@@ -120,10 +122,8 @@ def _use_huge_pages(memory: torch.Tensor) -> None:
         return
     start = -(-memory.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
     length = (memory.data_ptr() + memory.nbytes - start) // _HUGE_PAGE * _HUGE_PAGE
-    try:
+    with suppress(OSError, AttributeError):  # without it all is only slower
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_HUGEPAGE)
-    except (OSError, AttributeError):
-        pass  # only slower
 
 
 _HUGE_PAGE = 1 << 21

@@ -1,7 +1,7 @@
 """Writes to model tensors that `load_weights` makes itself, seen as they are dispatched.
 
-Active only while a load runs outside any weight loader, and only where the contract has direct writes (or when asked for), and around calls
-that the contract does not know, to see whether they write.
+Active only while a load runs outside any weight loader, and only where the contract has direct writes (or when asked
+for), and around calls that the contract does not know, to see whether they write.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def mutated_positions(func: OpOverload) -> tuple[tuple[int, str], ...]:
 
 
 class WriteWatch(TorchDispatchMode):
-    """`stand_in` is asked for each tensor argument (it may put a staging tensor in its place). `on_write` is told of the tensors
-    that an operator is about to write to, and of all that it is given; unless it returns False, the operator runs, and `wrote` is called."""
+    """`stand_in` is asked for each tensor argument (it may put a staging tensor in its place). `on_write` is told of
+    the tensors that an operator is about to write to, and of all that it is given; unless it returns False, the
+    operator runs, and `wrote` is called."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class WriteWatch(TorchDispatchMode):
         on_write: Callable[[list[torch.Tensor], list[torch.Tensor]], bool],
         wrote: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._stand_in = stand_in
         self._on_write = on_write
         self._wrote = wrote

@@ -1,7 +1,7 @@
 """The loaded layout of a model: what its tensors are while weight loaders fill them, before post-processing.
 
-Post-processing may replace parameters by packed ones without a loader. A reload loads into tensors of the *loaded* layout, so it is
-captured before post-processing runs, as metadata only; no tensor is kept alive by it.
+Post-processing may replace parameters by packed ones without a loader. A reload loads into tensors of the *loaded*
+layout, so it is captured before post-processing runs, as metadata only; no tensor is kept alive by it.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ class LayerLayout:
     name: str
     module: nn.Module
     tensors: dict[str, TensorLayout] = field(default_factory=dict)
+    #: Names that are registered without a tensor, and whether as buffers: post-processing may fill them.
+    empty: dict[str, bool] = field(default_factory=dict)
 
 
 class LoadedLayout:
-    """Layers in model order, and the clusters of their tensors. `also` names modules that count as layers without owning a
-    tensor, since they have post-processing."""
+    """Layers in model order, and the clusters of their tensors. `also` names modules that count as layers without
+    owning a tensor, since they have post-processing."""
 
     def __init__(self, model: nn.Module, also: Callable[[str, nn.Module], bool] = lambda name, module: False) -> None:
         inventory = Inventory(model)
@@ -73,6 +75,10 @@ class LoadedLayout:
             for module, name in inventory.names_of_modules.items()
             if name in inventory.layers or also(name, module)
         }
+        for layer_layout in self.layers.values():
+            module = layer_layout.module
+            for is_buffer, registered in ((False, module._parameters), (True, module._buffers)):
+                layer_layout.empty.update((name, is_buffer) for name, tensor in registered.items() if tensor is None)
         self.clusters: list[Cluster] = []
         self.cluster_of: dict[str, Cluster] = {}
         for group in _overlapping(inventory.tensors()):

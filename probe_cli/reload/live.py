@@ -1,5 +1,5 @@
-"""The live tensors of the layers: what serving and captured graphs point to. They are taken aside while a layer is loaded and
-put back as the very same objects."""
+"""The live tensors of the layers: what serving and captured graphs point to. They are taken aside while a layer is
+loaded and put back as the very same objects."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class LiveLayer:
         self.module._non_persistent_buffers_set.update(self.non_persistent)
 
     def install(self, objects: Mapping[tuple[str, str], torch.Tensor], *, hooked: bool) -> None:
-        """Register the loaded layout: staging objects where there are some, live tensors elsewhere. What post-processing has
-        added (`hooked`) goes until it is processed again."""
+        """Register the loaded layout: staging objects where there are some, live tensors elsewhere. What
+        post-processing has added (`hooked`) goes until it is processed again."""
         parameters: dict[str, torch.nn.Parameter | None] = {}
         buffers: dict[str, torch.Tensor | None] = {}
         for name, layout in self.layout.tensors.items():
@@ -56,6 +56,11 @@ class LiveLayer:
                 parameters[name] = tensor  # type: ignore[assignment]
             else:
                 buffers[name] = tensor
+        for name, is_buffer in self.layout.empty.items() if hooked else ():
+            if is_buffer:
+                buffers[name] = None
+            else:
+                parameters[name] = None
         taken = parameters.keys() | buffers.keys()
         kept = {name for name, live in (self.parameters | self.buffers).items() if live is None or not hooked} - taken
         parameters.update((name, live) for name, live in self.parameters.items() if name in kept)
@@ -63,6 +68,7 @@ class LiveLayer:
         _refill(self.module._parameters, parameters)
         _refill(self.module._buffers, buffers)
         volatile = {name for name, layout in self.layout.tensors.items() if not layout.persistent}
+        volatile |= self.non_persistent & self.layout.empty.keys()
         self.module._non_persistent_buffers_set.clear()
         self.module._non_persistent_buffers_set.update(volatile | (self.non_persistent - taken))
 

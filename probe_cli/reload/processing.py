@@ -66,8 +66,8 @@ HookLog = dict[str, Counter[str]]
 def watch_hooks(names_of_modules: Mapping[nn.Module, str], hook_names: frozenset[str]) -> Iterator[HookLog]:
     """Note every call of a function with one of these names, also on objects that processing makes on its way.
 
-    A call belongs to the first module of the model among its arguments, else to the layer of the call around it. Only this
-    thread is watched.
+    A call belongs to the first module of the model among its arguments, else to the layer of the call around it. Only
+    this thread is watched.
     """
     log: HookLog = {}
     layers: list[str] = []

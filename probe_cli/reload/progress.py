@@ -82,7 +82,8 @@ class Progress:
 def describe_missing(
     missing: Sequence[tuple[Expectation, int]], unknown: dict[str, tuple[int, ...]], arrived: set[str]
 ) -> tuple[str, str | None]:
-    """(message, hint) for an update that ended early: what is missing, grouped by layer, and what may have come instead."""
+    """(message, hint) for an update that ended early: what is missing, grouped by layer, and what may have come
+    instead."""
     by_layer: dict[str, list[str]] = {}
     for expectation, count in missing:
         key = expectation.key
@@ -119,8 +120,8 @@ _MAX_KEYS = 6
 
 
 def _other_layout(absent: set[str], unknown: dict[str, tuple[int, ...]]) -> bool:
-    """Whether each unknown name seems to stand for several absent ones, or several unknown ones for each absent one: they
-    share the module, and one side has a dimension more."""
+    """Whether each unknown name seems to stand for several absent ones, or several unknown ones for each absent one:
+    they share the module, and one side has a dimension more."""
     if not absent:
         return False
 
@@ -128,7 +129,7 @@ def _other_layout(absent: set[str], unknown: dict[str, tuple[int, ...]]) -> bool
         found: Counter[str] = Counter()
         for name in names:
             stem = name.rsplit(".", 1)[0] if name.endswith((".weight", ".bias")) else name
-            parts = [part for part in stem.split(".")]
+            parts = stem.split(".")
             cut = next((i for i, part in enumerate(parts) if part in ("experts", "self_attn", "mlp", "attn")), None)
             if cut is not None:
                 found[".".join(parts[: cut + 1])] += 1

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ Report = Callable[[str, str, str], None]
 
 @dataclass
 class Processed:
-    """A unit that is ready: for each layer its new tensors, and what processing changed beside them. Nothing is live yet."""
+    """A unit that is ready: for each layer its new tensors, and what processing changed beside them. Nothing is live
+    yet."""
 
     unit: Unit
     tensors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
@@ -45,8 +47,8 @@ class Processed:
     hooks: HookLog = field(default_factory=dict)
 
     def keep(self, staged: StagedUnit, *, to_host: bool) -> None:
-        """Make the values last while other units use the staging memory: what post-processing made of it is copied (to host
-        memory if asked), staging objects stay as they are, since they follow their memory."""
+        """Make the values last while other units use the staging memory: what post-processing made of it is copied
+        (to host memory if asked), staging objects stay as they are, since they follow their memory."""
         for tensors in self.tensors.values():
             for name, tensor in tensors.items():
                 if staged.key_of(tensor) is None and (to_host or staged.shares(tensor)):
@@ -59,8 +61,9 @@ class Processed:
 def process(
     unit: Unit, live: dict[str, LiveLayer], objects: dict[tuple[str, str], torch.Tensor], cold: ColdLoad
 ) -> Processed:
-    """Run the unit's post-processing over its staging objects. The layers hold their live tensors and attributes again when
-    this returns or raises. Raises ReloadError if the result does not fit the live tensors, or a hook did not run."""
+    """Run the unit's post-processing over its staging objects. The layers hold their live tensors and attributes
+    again when this returns or raises. Raises ReloadError if the result does not fit the live tensors, or a hook did
+    not run."""
     processed = Processed(unit)
     layers = [live[layer.name] for layer in unit.layers]
     undone: list[tuple[Change, Any]] = []
@@ -160,6 +163,10 @@ def _unshared(value: Any, staged: StagedUnit, depth: int) -> Any:
         return value.detach().clone() if staged.shares(value) else value
     if isinstance(value, tuple) and any(isinstance(item, torch.Tensor) for item in value):
         return tuple(_unshared(item, staged, depth) for item in value)
+    if isinstance(value, FunctionType) and depth < 4:
+        for cell in value.__closure__ or ():
+            cell.cell_contents = _unshared(cell.cell_contents, staged, depth + 1)
+        return value
     if depth < 4 and enterable(value):
         for holder, name, item in holdings(value):
             kept = _unshared(item, staged, depth + 1)
@@ -169,7 +176,8 @@ def _unshared(value: Any, staged: StagedUnit, depth: int) -> Any:
 
 
 def publish(processed: Processed, live: dict[str, LiveLayer], staged: StagedUnit, report: Report) -> int:
-    """Copy the new values into the live tensors. Returns the bytes copied. From the first copy on there is no way back."""
+    """Copy the new values into the live tensors. Returns the bytes copied. From the first copy on there is no way
+    back."""
     current = staged.current_objects()
     copied = 0
     done: set[tuple[int, ...]] = set()
@@ -192,7 +200,8 @@ def publish(processed: Processed, live: dict[str, LiveLayer], staged: StagedUnit
         for name, change, new, before in processed.attributes:
             if new is MISSING:
                 continue
-            put_value(change.holder, change.name, _unshared(new, staged, 0) if before is MISSING else new)
+            fresh = before is MISSING or isinstance(new, FunctionType)
+            put_value(change.holder, change.name, _unshared(new, staged, 0) if fresh else new)
             settle(change, before, lambda path, what, layer=name: report(layer, path, what))  # type: ignore[misc]
     return copied
 

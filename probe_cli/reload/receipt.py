@@ -11,9 +11,10 @@ RECEIPT_VERSION = "1.0"
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One finding of the audit. Kinds: `moved` (another address), `freed` (gone), `respecified` (another dtype, shape or
-    strides), `stale` (a Python number that its tensor has left behind), `settled` (post-processing made a fresh tensor; its values
-    were copied into the storage that was live before), `refreshed` (a number made from a tensor, set again)."""
+    """One finding of the audit. Kinds: `moved` (another address), `freed` (gone), `respecified` (another dtype, shape
+    or strides), `stale` (a Python number that its tensor has left behind), `settled` (post-processing made a fresh
+    tensor; its values were copied into the storage that was live before), `refreshed` (a number made from a tensor,
+    set again)."""
 
     kind: str
     layer: str

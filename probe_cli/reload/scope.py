@@ -45,8 +45,8 @@ def _names(names: Iterable[str], what: str) -> tuple[str, ...]:
 def resolve(scope: ScopeLike, contract: Contract, units: Sequence[Sequence[str]]) -> list[Expectation]:
     """The expectations that an update of this scope must fulfil.
 
-    `units` are the groups of layers that are processed together. Raises ReloadError if the scope names something that the
-    contract does not know, or cuts through a unit; the part that the scope lacks is named.
+    `units` are the groups of layers that are processed together. Raises ReloadError if the scope names something that
+    the contract does not know, or cuts through a unit; the part that the scope lacks is named.
     """
     if isinstance(scope, str):
         if scope != "full":

@@ -43,14 +43,15 @@ _undefined: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 class ReloadSession:
     """Verifies model and manifest against each other before anything is touched, then takes updates.
 
-    model: the live model; its weights are loaded. manifest: of this rank. cold: what was captured around the cold load; without it
-    the live tensors are taken for the loaded layout. load: what loads a chunk (default `model.load_weights`). loading: a context
-    to load in. staging_bytes: budget (default the largest unit x 2). in_place: load straight into live tensors where no
-    post-processing stands between (a failed update then leaves the model undefined). commit: "layer" publishes each layer when it
-    is complete, "model" all at the end or none. group: a process group; all its ranks succeed or none. audit: compare all that
-    captured graphs may see before and after each update. watch_direct_writes: see writes that `load_weights` makes outside loaders
-    (None: where the contract has some). verify_writes: see every loader's writes, not just trust its return value. keep_staging: keep
-    staging memory between updates. poison: fill fresh staging memory with NaN (for tests). Raises ReloadError if the manifest
+    model: the live model; its weights are loaded. manifest: of this rank. cold: what was captured around the cold
+    load; without it the live tensors are taken for the loaded layout. load: what loads a chunk (default
+    `model.load_weights`). loading: a context to load in. staging_bytes: budget (default the largest unit x 2).
+    in_place: load straight into live tensors where no post-processing stands between (a failed update then leaves the
+    model undefined). commit: "layer" publishes each layer when it is complete, "model" all at the end or none. group:
+    a process group; all its ranks succeed or none. audit: compare all that captured graphs may see before and after
+    each update. watch_direct_writes: see writes that `load_weights` makes outside loaders (None: where the contract
+    has some). verify_writes: see every loader's writes, not just trust its return value. keep_staging: keep staging
+    memory between updates. poison: fill fresh staging memory with NaN (for tests). Raises ReloadError if the manifest
     is not this model's, or another session's update is under way.
     """
 
@@ -138,8 +139,8 @@ class ReloadSession:
 
     @property
     def state(self) -> State:
-        """`ready`; `updating`; `undefined`: an update failed after it had changed live tensors, only a full update repairs
-        that; `closed`."""
+        """`ready`; `updating`; `undefined`: an update failed after it had changed live tensors, only a full update
+        repairs that; `closed`."""
         if self._closed:
             return "closed"
         active = _active.get(self.model)
@@ -169,8 +170,9 @@ class ReloadSession:
     def update(self, scope: ScopeLike = "full") -> Update:
         """Begin an update. Use it as a context manager: leaving the block finishes it, an exception aborts it.
 
-        Raises ReloadError, before anything is touched, if the scope cuts through what is processed as one, the model is undefined and
-        the scope is not full, the expert placement is not what it was, or another update has the model.
+        Raises ReloadError, before anything is touched, if the scope cuts through what is processed as one, the model
+        is undefined and the scope is not full, the expert placement is not what it was, or another update has the
+        model.
         """
         self.number += 1
         if self._closed:

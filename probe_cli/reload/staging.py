@@ -1,8 +1,9 @@
 """One unit's staging tensors: what weight loaders write to while the live tensors keep serving.
 
-The tensor objects exist from the start of an update, so that `load_weights` can look them up; their memory does not. Until memory is
-there they show one element for all (stride 0): harmless to read, an error to write. Memory comes from the pool, or from the host
-when the pool is full, and may move from one to the other; the objects stay the same as long as the device does.
+The tensor objects exist from the start of an update, so that `load_weights` can look them up; their memory does not.
+Until memory is there they show one element for all (stride 0): harmless to read, an error to write. Memory comes from
+the pool, or from the host when the pool is full, and may move from one to the other; the objects stay the same as
+long as the device does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What post-processing keeps outside parameters and buffers: plain attributes of layers and of the helpers they hold.
 
-Three things are done with it. What the cold load's processing changed is *undone* before a reload's processing, so that it starts
-from the same state ("the kernel does not exist yet"). What a failed update changed is put back. And after processing the new values are
-*settled* into the tensors that serving already points to.
+Three things are done with it. What the cold load's processing changed is *undone* before a reload's processing, so
+that it starts from the same state ("the kernel does not exist yet"). What a failed update changed is put back. And
+after processing the new values are *settled* into the tensors that serving already points to.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Change:
 class StateSnapshot:
     """Shallow copies of the attributes of a layer and of the helper objects it reaches.
 
-    Helpers are plain objects, lists and dicts within a few steps; modules, tensors, functions and classes are not entered.
+    Helpers are plain objects, lists and dicts within a few steps; modules, tensors, functions and classes are not
+    entered.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -93,9 +94,12 @@ class StateSnapshot:
 
 
 def enterable(value: Any) -> bool:
-    """Whether a value is a helper that can hold state."""
+    """Whether a value is a helper that can hold state. A module without a tensor of its own or below counts as one: vLLM's
+    quantization methods for experts are such modules."""
     if isinstance(value, (list, dict)):
         return True
+    if isinstance(value, nn.Module):
+        return _is_tensorless(value)
     return not isinstance(value, _OPAQUE) and isinstance(getattr(value, "__dict__", None), dict)
 
 
@@ -115,9 +119,15 @@ def current_value(holder: Any, name: Any) -> Any:
     return _items(holder).get(name, MISSING)
 
 
+def _is_tensorless(module: nn.Module) -> bool:
+    return not any(m is not None and (m._parameters or m._buffers) for m in module.modules())
+
+
 def _items(holder: Any) -> dict[Any, Any]:
     if isinstance(holder, nn.Module):
-        return {name: value for name, value in holder.__dict__.items() if name not in _OWN}
+        items = {name: value for name, value in holder.__dict__.items() if name not in _OWN}
+        items.update((n, child) for n, child in holder._modules.items() if child is not None and _is_tensorless(child))
+        return items
     if isinstance(holder, dict):
         return dict(holder)
     if isinstance(holder, list):
@@ -137,6 +147,8 @@ def put_value(holder: Any, name: Any, value: Any) -> None:
             holder.append(value)
         return
     target = holder if isinstance(holder, dict) else holder.__dict__
+    if isinstance(holder, nn.Module) and (name in holder._modules or isinstance(value, nn.Module)):
+        target = holder._modules
     if value is MISSING:
         target.pop(name, None)
     else:
@@ -159,8 +171,9 @@ Report = Callable[[str, str], None]
 def settle(before: Change, live: Any, report: Report) -> None:
     """Make the attribute of a change, which processing has just set, serve from the storage that was `live` there.
 
-    Tensors of the same dtype, shape and strides are copied into the live ones, which are put back; helpers of the same type are merged
-    the same way; plain values are taken as they are; what is opaque (functions that may hold live tensors) stays as it was.
+    Tensors of the same dtype, shape and strides are copied into the live ones, which are put back; helpers of the
+    same type are merged the same way; plain values are taken as they are. A function is kept if what it closes over
+    could be settled, else the new one takes its place: a kernel's closure may hold the only copy of packed weights.
     """
     new = _items(before.holder).get(before.name, MISSING)
     put_value(before.holder, before.name, _settled(live, new, before.path, report, set()))
@@ -193,7 +206,30 @@ def _settled(live: Any, new: Any, path: str, report: Report, seen: set[int]) -> 
         for name, value in _items(new).items():
             put_value(live, name, _settled(current.get(name, MISSING), value, _join(path, name), report, seen))
         return live
+    if isinstance(live, FunctionType) and isinstance(new, FunctionType):
+        return _settled_function(live, new, path, report, seen)
     return live if callable(live) else new
+
+
+def _settled_function(live: FunctionType, new: FunctionType, path: str, report: Report, seen: set[int]) -> Any:
+    old_cells, new_cells = live.__closure__ or (), new.__closure__ or ()
+    if live.__code__ is not new.__code__ or len(old_cells) != len(new_cells):
+        return new
+    pairs = list(zip(old_cells, new_cells))
+    if not all(_mergeable(a.cell_contents, b.cell_contents) for a, b in pairs):
+        return new
+    for old, fresh in pairs:
+        where = f"{path}.<closure>"
+        old.cell_contents = _settled(old.cell_contents, fresh.cell_contents, where, report, seen)
+    return live
+
+
+def _mergeable(live: Any, new: Any) -> bool:
+    if live is new:
+        return True
+    if isinstance(live, torch.Tensor) and isinstance(new, torch.Tensor):
+        return same_spec(live, new)
+    return _plain(live) and _plain(new)
 
 
 def same_spec(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,7 +1,8 @@
 """What `load_weights` is consuming: the name behind every tensor that a loader is given.
 
-A name is known by the storage of the tensor it came with, through any views; where `load_weights` has computed a new tensor, by what it
-was consuming. A sender may reuse one buffer for all it sends: a storage belongs to the name that came with it last.
+A name is known by the storage of the tensor it came with, through any views; where `load_weights` has computed a new
+tensor, by what it was consuming. A sender may reuse one buffer for all it sends: a storage belongs to the name that
+came with it last.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class SourceStream:
         self._waiting: dict[tuple[str, ...], dict[str, torch.Tensor]] = {}
 
     def track(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The stream as `load_weights` is to see it. Raises ReloadError for a source of another shape than the contract's."""
+        """The stream as `load_weights` is to see it. Raises ReloadError for a source of another shape than the
+        contract's."""
         joined = self.contract.joined
         try:
             for name, tensor in weights:
@@ -58,7 +60,7 @@ class SourceStream:
 
     def is_current(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is the source that is being consumed, or a view of it."""
-        return tensor.untyped_storage()._cdata == self._current_key
+        return bool(tensor.untyped_storage()._cdata == self._current_key)
 
     def names_of(self, tensor: torch.Tensor) -> str | None:
         """The source that a tensor is, or is a view of; None where its storage does not tell."""

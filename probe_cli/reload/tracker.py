@@ -1,4 +1,5 @@
-"""The hot path of an update: one call for each weight loader call. Decide what it is, run it where it may write, tick it off."""
+"""The hot path of an update: one call for each weight loader call. Decide what it is, run it where it may write, tick
+it off."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ class Destination:
 class Tracker:
     """Sorts loader calls and direct writes into applications, extras, declined and late calls.
 
-    `prepare(state)` gets a unit ready to be written to; `completed(state)` is called when its last application has arrived;
-    `check()` raises if the update was aborted.
+    `prepare(state)` gets a unit ready to be written to; `completed(state)` is called when its last application has
+    arrived; `check()` raises if the update was aborted.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Tracker:
             return loader(*args, **kwargs)
         expectation, sources = self._resolve(destination, loader, parameter, args, kwargs)
         state = destination.state
-        if state.published or state.complete and state.in_place:
+        if state.published or (state.complete and state.in_place):
             return self._late(loader, destination, sources)
         if not state.in_scope:
             self.progress.out_of_scope += 1
@@ -152,7 +153,8 @@ class Tracker:
     ) -> tuple[Expectation | None, Sequence[str]]:
         """The expectation that a call fulfils, and the sources that its tensors are known to be.
 
-        What a call with the same plain arguments came to is remembered, over updates too: binding costs more than the rest.
+        What a call with the same plain arguments came to is remembered, over updates too: binding costs more than the
+        rest.
         """
         stream = self.stream
         key = None
@@ -286,7 +288,8 @@ class Tracker:
         return self.stand_in(value) if isinstance(value, torch.Tensor) else value
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor to use for one that load code holds: the staging tensor, for an object or placeholder of a staged unit."""
+        """The tensor to use for one that load code holds: the staging tensor, for an object or placeholder of a
+        staged unit."""
         destination = self.destinations.get(id(tensor))
         if destination is None:
             destination = self.storages.get(tensor.untyped_storage()._cdata)

@@ -1,4 +1,5 @@
-"""Units: the layers that are staged, processed and published together because they share memory or a loader's writes."""
+"""Units: the layers that are staged, processed and published together because they share memory or a loader's
+writes."""
 
 from __future__ import annotations
 

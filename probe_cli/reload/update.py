@@ -158,7 +158,8 @@ class Update:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Around any call of the model's loading code: its loaders write to staging tensors, and every call is tracked."""
+        """Around any call of the model's loading code: its loaders write to staging tensors, and every call is
+        tracked."""
         with self._lock:
             self._require_open()
             session = self.session
@@ -294,7 +295,8 @@ class Update:
             raise IncompleteUpdate(message.replace("incomplete:", f"incomplete{where}:", 1), hint=hint)
 
     def _publish_rest(self) -> None:
-        """What waits for the end: everything with commit="model", deferred layers, and hooks of layers without a contract."""
+        """What waits for the end: everything with commit="model", deferred layers, and hooks of layers without a
+        contract."""
         waiting = [s for s in self._states if s.unit.expectations and s.in_scope and not s.published]
         hooks_of = self.session.cold.hooks_of
         idle = [s for s in self._states if not s.unit.expectations and s.unit.hooked]
@@ -331,7 +333,8 @@ class Update:
         return Ballot(self.session.manifest.rank.index, ok, self.session.bundle_digest, self.number, reason[:500])
 
     def abort(self, reason: str = "aborted by the caller") -> None:
-        """Give the update up, from any thread. Nothing published: the old weights are back. Else the model is undefined.
+        """Give the update up, from any thread. Nothing published: the old weights are back. Else the model is
+        undefined.
 
         While another thread is loading, that thread raises ReloadError at its next tensor, and rolls back.
         """

@@ -123,8 +123,8 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 def placement(model: nn.Module) -> dict[str, str]:
     """What tells which experts are where: a digest of every integer tensor or list whose name speaks of expert maps.
 
-    Path -> digest. Compared between the making of a session and each update; an engine whose placement shows elsewhere gives
-    the session a function of its own.
+    Path -> digest. Compared between the making of a session and each update; an engine whose placement shows
+    elsewhere gives the session a function of its own.
     """
     found: dict[str, str] = {}
     for name, module in model.named_modules():

@@ -1,7 +1,8 @@
 """All ranks or none: each rank casts a ballot, and one of them, whoever is first to know, writes down the decision.
 
-Ballots and the decision are keys in the process group's store, so a vote uses no collective, works beside any backend, and does not hang
-when a rank is gone. The decision is taken by compare-and-set: every rank that can read it reads the same one.
+Ballots and the decision are keys in the process group's store, so a vote uses no collective, works beside any
+backend, and does not hang when a rank is gone. The decision is taken by compare-and-set: every rank that can read it
+reads the same one.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Voter:
     def vote(self, ballot: Ballot, subject: str) -> tuple[Ballot, ...]:
         """Cast this rank's ballot and return all of them, once it is decided that all agree.
 
-        Raises ReloadError that says which rank disagreed or did not answer within the timeout (seconds). Every rank that can reach
-        the store gets the same outcome. A ballot against is cast without waiting.
+        Raises ReloadError that says which rank disagreed or did not answer within the timeout (seconds). Every rank
+        that can reach the store gets the same outcome. A ballot against is cast without waiting.
         """
         prefix = f"{self._name}/{ballot.update}/{subject}"
         try:

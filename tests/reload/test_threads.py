@@ -1,4 +1,5 @@
-"""Load in one thread, abort in another; one update at a time for one model; a crashed thread does not lock the model up."""
+"""Load in one thread, abort in another; one update at a time for one model; a crashed thread does not lock the model
+up."""
 
 from __future__ import annotations
 

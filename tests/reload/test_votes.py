@@ -107,7 +107,9 @@ def test_one_rank_that_lacks_a_tensor_fails_all_by_name_and_a_retry_works(tmp_pa
 
 
 @pytest.mark.parametrize("fault", ["killed", "hung"])
-def test_a_rank_that_is_gone_or_hangs_makes_the_others_fail_and_keep_the_old_weights(tmp_path: Path, fault: str) -> None:
+def test_a_rank_that_is_gone_or_hangs_makes_the_others_fail_and_keep_the_old_weights(
+    tmp_path: Path, fault: str
+) -> None:
     outcomes = _run(tmp_path, fault, "model")
     assert set(outcomes) == ({0, 1, 2} if fault == "killed" else {0, 1, 2, 3})
     for outcome in outcomes.values():

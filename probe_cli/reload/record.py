@@ -1,0 +1,303 @@
+"""Write a manifest from a real first load, for models that cannot be probed, and to prove that the dry run tells the
+truth.
+
+Contract, tensors and coverage are those that a probe finds. Which elements of a source are read is not traced: the
+manifest says of each write that its source side is only an upper bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import Self
+
+from probe_cli.checkpoint import Checkpoint, Source
+from probe_cli.errors import ReloadError
+from probe_cli.manifest import Manifest, canonical_bytes
+from probe_cli.manifest.schema import EngineIdentity, View
+from probe_cli.model.dtypes import dtype_name
+from probe_cli.model.inventory import Inventory, OwnedTensor, storage_key
+from probe_cli.model.loaders import LoaderInterception
+from probe_cli.model.selectors import DEFAULT_CONTROL_FLAGS, Binder, loader_name
+from probe_cli.reload.cold import ColdLoad
+from probe_cli.reload.direct import mutated_positions
+from probe_cli.reload.processing import Processing
+from probe_cli.reload.recorded import RecordedKey, recorded_manifest
+from probe_cli.topology import Rank
+
+__all__ = ["Recording", "record"]
+
+
+def record(
+    model: nn.Module,
+    *,
+    rank: Rank | None = None,
+    engine: EngineIdentity | None = None,
+    checkpoint: Checkpoint | None = None,
+    processing: Processing | None = None,
+    control_flags: frozenset[str] = DEFAULT_CONTROL_FLAGS,
+    default_loaders: Sequence[Callable[..., object]] = (),
+) -> Recording:
+    """Around the first load, before post-processing:
+
+        with record(model) as recording:
+            model.load_weights(stream)
+        recording.cold.process()                       # or the engine's own, inside `recording.cold.processing()`
+        session = ReloadSession(model, recording.manifest, cold=recording.cold)
+
+    `checkpoint` is what the stream comes from; without it the sources that arrive are taken for a wire. The load runs
+    as it would, with every operator watched. Raises ReloadError if a write cannot be attributed to a source.
+    """
+    return Recording(model, rank or Rank(), engine, checkpoint, processing, control_flags, default_loaders)
+
+
+@dataclass
+class _Write:
+    owned: OwnedTensor
+    view: View | None
+    sources: tuple[str, ...]
+    op: str
+
+
+@dataclass
+class _Call:
+    destination: OwnedTensor | None
+    writes: list[_Write] = field(default_factory=list)
+
+
+class Recording(TorchDispatchMode):
+    """See `record`. `manifest` and `cold` are there once the block is left."""
+
+    manifest: Manifest
+    cold: ColdLoad
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rank: Rank,
+        engine: EngineIdentity | None,
+        checkpoint: Checkpoint | None,
+        processing: Processing | None,
+        control_flags: frozenset[str],
+        default_loaders: Sequence[Callable[..., object]],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.model = model
+        self.rank = rank
+        self.engine = engine or EngineIdentity(name="live", version="1", torch=torch.__version__.split("+")[0])
+        self.checkpoint = checkpoint
+        self.declined = 0
+        self._processing = processing
+        self._inventory = Inventory(model)
+        self._binder = Binder(self._inventory.names_of_modules, control_flags)
+        self._interception = LoaderInterception(
+            self._on_call, [owned.tensor for owned in self._inventory.tensors()], default_loaders
+        )
+        self._arrived: dict[str, Source] = {}
+        self._current: str | None = None
+        self._own_load: Any = None
+        #: Storage -> the sources that its elements come from.
+        self._origins: dict[int, tuple[str, ...]] = {}
+        #: Keeps storages of tracked tensors alive, so that their identities are not used again within one source.
+        self._alive: list[torch.Tensor] = []
+        self._call: _Call | None = None
+        self._keys: dict[tuple[str, str, tuple[str, ...], bytes], RecordedKey] = {}
+
+    # The block
+
+    def __enter__(self) -> Self:
+        self._own_load = self.model.__dict__.get("load_weights")
+        load = self.model.load_weights
+        if not callable(load):
+            raise ReloadError(f"{type(self.model).__name__} has no load_weights to record")
+        self.model.__dict__["load_weights"] = lambda weights, *args, **kwargs: load(
+            self.track(weights), *args, **kwargs
+        )
+        self._interception.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        self._interception.__exit__(kind, error, traceback)
+        if self._own_load is None:
+            self.model.__dict__.pop("load_weights", None)
+        else:
+            self.model.__dict__["load_weights"] = self._own_load
+        self._origins.clear()
+        self._alive.clear()
+        if error is None:
+            self.manifest = recorded_manifest(
+                self.model, self._keys.values(), self._sources(), self.rank, self.engine, self.declined
+            )
+            self.cold = ColdLoad(self.model, self._processing)
+            self.cold.loaded(self.manifest)
+
+    def _sources(self) -> Checkpoint:
+        return self.checkpoint or Checkpoint(sources=tuple(self._arrived.values()), kind="wire")
+
+    def track(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The stream with its sources known. `model.load_weights` is given this by itself inside the block."""
+        for name, tensor in weights:
+            self._current = name
+            shape = tuple(tensor.shape)
+            self._arrived[name] = Source(name, dtype_name(tensor.dtype), shape, tensor.nbytes)
+            self._origins[storage_key(tensor)] = (name,)
+            self._alive.append(tensor)
+            yield name, tensor
+        self._current = None
+
+    # What the load does
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = _tensors([*args, *kwargs.values()])
+        positions = mutated_positions(func)
+        written = _tensors([args[p] if p < len(args) else kwargs.get(name) for p, name in positions])
+        result = func(*args, **kwargs)
+        sources = self._union(tensor for tensor in given if not any(tensor is other for other in written))
+        if written:
+            self._note(written, sources, func)
+            return result
+        for output in _tensors([result]):
+            key = storage_key(output)
+            if sources and key not in self._origins and not self._inventory.on_storage(key):
+                self._origins[key] = sources
+                self._alive.append(output)
+        return result
+
+    def _union(self, tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(n for tensor in tensors for n in self._origins.get(storage_key(tensor), ())))
+
+    def _note(self, written: list[torch.Tensor], sources: tuple[str, ...], func: OpOverload) -> None:
+        writes: list[_Write] = []
+        for tensor in written:
+            key = storage_key(tensor)
+            owners = self._inventory.on_storage(key)
+            if not owners:
+                merged = dict.fromkeys((*self._origins.get(key, ()), *sources))
+                if merged:
+                    self._origins[key] = tuple(merged)
+                    self._alive.append(tensor)
+                continue
+            aim = self._call.destination if self._call is not None else None
+            owned = aim if aim is not None and any(aim is owner for owner in owners) else _owner(owners, tensor)
+            writes.append(_Write(owned, _view(tensor, owned), sources, func._schema.name))
+        if not writes:
+            return
+        if self._call is not None:
+            self._call.writes += writes
+            return
+        joined = tuple(dict.fromkeys(name for write in writes for name in write.sources))
+        if not joined:
+            raise ReloadError(
+                f"{func._schema.name} writes {writes[0].owned.full_name} outside any weight loader, with a value that "
+                f"comes from no source, while loading {self._current}"
+            )
+        self._add(writes[0].owned, joined, {}, writes, direct=True)
+
+    def _on_call(
+        self,
+        loader: Callable[..., object],
+        parameter: torch.Tensor | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> object:
+        if self._call is not None:
+            return loader(*args, **kwargs)
+        call = self._call = _Call(self._destination(parameter, args))
+        try:
+            result = loader(*args, **kwargs)
+        finally:
+            self._call = None
+        if result is False or not call.writes:
+            if call.writes:
+                raise ReloadError(
+                    f"weight loader {loader_name(loader)} wrote {call.writes[0].owned.full_name} and then declined"
+                )
+            self.declined += 1
+            return result
+        bound = self._binder.bind(loader, args, kwargs)
+        owned = call.destination or call.writes[0].owned
+        others = [tensor for tensor in bound.tensors if tensor is not parameter and tensor is not owned.tensor]
+        sources = dict.fromkeys(self._union(others))
+        sources.update(dict.fromkeys(name for write in call.writes for name in write.sources))
+        self._add(owned, tuple(sources), bound.selectors, call.writes, direct=False)
+        return result
+
+    def _destination(self, parameter: torch.Tensor | None, args: tuple[Any, ...]) -> OwnedTensor | None:
+        for tensor in (*args[:2], parameter):
+            if isinstance(tensor, torch.Tensor):
+                owners = self._inventory.owners(tensor)
+                if owners:
+                    return owners[0]
+        return None
+
+    def _add(
+        self,
+        owned: OwnedTensor,
+        sources: tuple[str, ...],
+        selectors: dict[str, Any],
+        writes: list[_Write],
+        *,
+        direct: bool,
+    ) -> None:
+        attribution: Literal["storage", "stream"] = "storage"
+        if not sources:
+            if self._current is None:
+                raise ReloadError(f"a weight loader writes {owned.full_name} with a value that comes from no source")
+            sources, attribution = (self._current,), "stream"
+        key = (owned.layer, owned.name, sources, canonical_bytes(selectors) if selectors else b"")
+        found = self._keys.get(key)
+        if found is None:
+            found = self._keys[key] = RecordedKey(owned, sources, selectors, direct, attribution)
+        found.count += 1
+        for write in writes:
+            found.writes[write.owned.full_name, write.view] = write.op
+
+
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found
+
+
+def _owner(owners: Sequence[OwnedTensor], tensor: torch.Tensor) -> OwnedTensor:
+    """Of the tensors on one storage, the first that holds all that is written."""
+    start, end = _bytes(tensor)
+    for owned in owners:
+        low, high = _bytes(owned.tensor)
+        if low <= start and end <= high:
+            return owned
+    return owners[0]
+
+
+def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    size = tensor.element_size()
+    start = int(tensor.storage_offset()) * size
+    if tensor.numel() == 0:
+        return start, start
+    return start, start + (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))) * size
+
+
+def _view(tensor: torch.Tensor, owned: OwnedTensor) -> View | None:
+    """What is written as a view of the owned tensor, in its elements; None if the bytes are reinterpreted."""
+    if tensor.dtype != owned.tensor.dtype:
+        return None
+    offset = int(tensor.storage_offset() - owned.tensor.storage_offset())
+    return View(offset, tuple(tensor.shape), tuple(tensor.stride())) if offset >= 0 else None
