@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from probe_cli.engines.embedded.engine import model_dtype
+from probe_cli.engines.embedded.config import ModelConfig
 
 __all__ = ["PRESETS", "checkpoint_tensors", "preset", "write_checkpoint"]
 
@@ -39,6 +39,7 @@ _MOE: dict[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+_FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [8, 8]}
 
 #: Small configurations, by name.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -48,10 +49,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_BASE,
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [8, 8]},
+        "quantization_config": _FP8,
     },
     "qwen3": {**_BASE, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
     "qwen3-moe": {**_BASE, **_MOE},
+    "qwen3-moe-fp8": {**_BASE, **_MOE, "quantization_config": _FP8},
     "qwen3-moe-extras": {
         **_BASE,
         **_MOE,
@@ -69,71 +71,65 @@ def preset(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def checkpoint_tensors(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a checkpoint. Two seeds differ in every tensor; values are scaled so that logits are decisive."""
+    """Every tensor of a checkpoint, in layer order. Two seeds differ in every tensor; values are scaled so that logits
+    are decisive."""
+    model = ModelConfig.read(config)
     generator = torch.Generator().manual_seed(seed)
-    dtype = model_dtype(config)
-    block = (config.get("quantization_config") or {}).get("weight_block_size")
+    block = model.block
 
     def random(*shape: int, scale: float | None = None) -> torch.Tensor:
         spread = scale if scale is not None else 1.5 / math.sqrt(shape[-1])
-        return (torch.randn(*shape, generator=generator) * spread).to(dtype)
+        return (torch.randn(*shape, generator=generator) * spread).to(model.dtype)
 
-    def linear(name: str, rows: int, columns: int) -> Iterator[tuple[str, torch.Tensor]]:
+    def linear(name: str, rows: int, columns: int, bias: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         weight = random(rows, columns)
-        if not block:
+        if block:
+            scales = torch.rand(-(-rows // block[0]), -(-columns // block[1]), generator=generator) + 0.5
+            yield f"{name}.weight", weight.float().to(torch.float8_e4m3fn)
+            yield f"{name}.weight_scale_inv", scales
+        else:
             yield f"{name}.weight", weight
-            return
-        scales = torch.rand(-(-rows // block[0]), -(-columns // block[1]), generator=generator) + 0.5
-        yield f"{name}.weight", weight.float().to(torch.float8_e4m3fn)
-        yield f"{name}.weight_scale_inv", scales
+        if bias:
+            yield f"{name}.bias", random(rows, scale=0.3)
 
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    kv_heads, head_dim = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
-    yield "model.embed_tokens.weight", random(config["vocab_size"], hidden, scale=1.0)
-    for index in range(config["num_hidden_layers"]):
+    hidden, heads, kv_heads, head_dim = model.hidden_size, model.heads, model.kv_heads, model.head_dim
+    yield "model.embed_tokens.weight", random(model.vocab_size, hidden, scale=1.0)
+    for index in range(model.layers):
         layer = f"model.layers.{index}"
         attention = f"{layer}.self_attn"
         yield f"{layer}.input_layernorm.weight", 1 + random(hidden, scale=0.2)
-        if "q_lora_rank" in config:
-            q_rank, kv_rank = config["q_lora_rank"], config["kv_lora_rank"]
-            yield f"{attention}.q_a_proj.weight", random(q_rank, hidden)
-            yield f"{attention}.kv_a_proj.weight", random(kv_rank, hidden)
-            yield f"{attention}.q_b_proj.weight", random(heads * head_dim, q_rank)
-            yield f"{attention}.kv_b_proj.weight", random(2 * kv_heads * head_dim, kv_rank)
+        if model.q_rank:
+            yield f"{attention}.q_a_proj.weight", random(model.q_rank, hidden)
+            yield f"{attention}.kv_a_proj.weight", random(model.kv_rank, hidden)
+            yield f"{attention}.q_b_proj.weight", random(heads * head_dim, model.q_rank)
+            yield f"{attention}.kv_b_proj.weight", random(2 * kv_heads * head_dim, model.kv_rank)
         else:
             for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-                yield from linear(f"{attention}.{part}_proj", count * head_dim, hidden)
-                if config.get("attention_bias"):
-                    yield f"{attention}.{part}_proj.bias", random(count * head_dim, scale=0.1)
-        yield from linear(f"{attention}.o_proj", hidden, heads * head_dim)
-        if config["model_type"].startswith("qwen3"):
+                yield from linear(f"{attention}.{part}_proj", count * head_dim, hidden, model.attention_bias)
+        yield from linear(f"{attention}.o_proj", hidden, heads * head_dim, model.attention_bias)
+        if model.model_type.startswith("qwen3"):
             yield f"{attention}.q_norm.weight", 1 + random(head_dim, scale=0.2)
             yield f"{attention}.k_norm.weight", 1 + random(head_dim, scale=0.2)
-        if config.get("attention_sinks"):
+        if model.sinks:
             yield f"{attention}.sinks", random(heads, scale=1.0)
-        if config.get("attention_decay"):
+        if model.decay:
             yield f"{attention}.decay", random(heads, scale=1.0) - 2
         yield f"{layer}.post_attention_layernorm.weight", 1 + random(hidden, scale=0.2)
-        sparse = (
-            config.get("num_experts")
-            and index not in (config.get("mlp_only_layers") or ())
-            and (index + 1) % (config.get("decoder_sparse_step") or 1) == 0
-        )
-        if sparse:
-            yield f"{layer}.mlp.gate.weight", random(config["num_experts"], hidden)
-            for expert in range(config["num_experts"]):
-                name, size = f"{layer}.mlp.experts.{expert}", config["moe_intermediate_size"]
-                yield f"{name}.gate_proj.weight", random(size, hidden)
-                yield f"{name}.up_proj.weight", random(size, hidden)
-                yield f"{name}.down_proj.weight", random(hidden, size)
+        if model.is_sparse(index):
+            yield f"{layer}.mlp.gate.weight", random(model.experts, hidden)
+            for expert in range(model.experts):
+                name = f"{layer}.mlp.experts.{expert}"
+                yield from linear(f"{name}.gate_proj", model.expert_size, hidden)
+                yield from linear(f"{name}.up_proj", model.expert_size, hidden)
+                yield from linear(f"{name}.down_proj", hidden, model.expert_size)
         else:
-            size = config["intermediate_size"]
-            yield from linear(f"{layer}.mlp.gate_proj", size, hidden)
-            yield from linear(f"{layer}.mlp.up_proj", size, hidden)
-            yield from linear(f"{layer}.mlp.down_proj", hidden, size)
+            size, bias = model.intermediate_size, model.mlp_bias
+            yield from linear(f"{layer}.mlp.gate_proj", size, hidden, bias)
+            yield from linear(f"{layer}.mlp.up_proj", size, hidden, bias)
+            yield from linear(f"{layer}.mlp.down_proj", hidden, size, bias)
     yield "model.norm.weight", 1 + random(hidden, scale=0.2)
-    if not config.get("tie_word_embeddings"):
-        yield "lm_head.weight", random(config["vocab_size"], hidden)
+    if not model.tied:
+        yield "lm_head.weight", random(model.vocab_size, hidden)
 
 
 def write_checkpoint(directory: str | Path, config: Mapping[str, Any], *, seed: int = 0, shards: int = 2) -> Path:

@@ -1,7 +1,8 @@
-"""The other layers of the family: norm, vocabulary-parallel embedding and head, experts, attention."""
+"""The other dense layers of the family: norm, vocabulary-parallel embedding and head, feed-forward, attention."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from probe_cli.engines.embedded.config import ModelConfig, Rope
 from probe_cli.engines.embedded.linear import (
     ColumnLinear,
     FusedLatentLinear,
@@ -20,7 +22,7 @@ from probe_cli.engines.embedded.linear import (
 )
 from probe_cli.engines.embedded.parallel import ParallelContext, shard
 
-__all__ = ["MLP", "Attention", "Experts", "RMSNorm", "SparseMLP", "VocabEmbedding", "composed_loader"]
+__all__ = ["MLP", "Attention", "RMSNorm", "VocabEmbedding", "composed_loader", "inverse_frequencies"]
 
 #: Rows of an embedding are padded to a multiple of this, times the ranks.
 VOCAB_PADDING = 64
@@ -55,6 +57,8 @@ class VocabEmbedding(nn.Module):
         self.weight.weight_loader = self.weight_loader  # type: ignore[attr-defined]
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor) -> None:
+        if loaded_weight.shape[0] != self.vocab:
+            raise ValueError(f"{loaded_weight.shape[0]} rows, expected a vocabulary of {self.vocab}")
         size = self.stop - self.start
         copy_exactly(param.data[:size], loaded_weight.narrow(0, self.start, size))
 
@@ -82,102 +86,6 @@ class MLP(nn.Module):
         return out
 
 
-class Experts(nn.Module):
-    """All local experts in two tensors: `w13` (gate and up) and `w2` (down). With expert parallelism a rank owns whole
-    experts (`expert_map`: global -> local, -1 for another rank's); otherwise a part of each.
-
-    The kernel wants up before gate: `process_weights_after_loading` swaps the halves of `w13` in place.
-    """
-
-    def __init__(self, count: int, hidden: int, size: int, context: ParallelContext) -> None:
-        super().__init__()
-        rank = context.rank
-        self.parallel = rank.ep_size > 1
-        # Experts that several ranks of an expert group share are cut along their size, as other weights are.
-        self.tp_size = max(1, context.tp_size // rank.ep_size) if self.parallel else context.tp_size
-        self.tp = context.tp % self.tp_size
-        local = count // rank.ep_size if self.parallel else count
-        first = rank.ep * local if self.parallel else 0
-        expert_map = torch.full((count,), -1, dtype=torch.int32)
-        expert_map[first : first + local] = torch.arange(local, dtype=torch.int32)
-        self.register_buffer("expert_map", expert_map, persistent=False)
-        # Read back at construction: sizes and maps are control data and must be real even where weights are not.
-        self.local_of: list[int] = expert_map.tolist()
-        self.size = size // self.tp_size
-        self.w13 = nn.Parameter(torch.empty(local, 2 * self.size, hidden), requires_grad=False)
-        self.w2 = nn.Parameter(torch.empty(local, hidden, self.size), requires_grad=False)
-        for parameter in (self.w13, self.w2):
-            parameter.weight_loader = self.weight_loader  # type: ignore[attr-defined]
-        self.up_first = False
-
-    def weight_loader(
-        self,
-        param: nn.Parameter,
-        loaded_weight: torch.Tensor,
-        weight_name: str,
-        shard_id: str,
-        expert_id: int,
-        return_success: bool = False,
-    ) -> bool | None:
-        """Load one matrix of one expert; declines the experts of other ranks."""
-        local = self.local_of[expert_id]
-        if local < 0:
-            return False if return_success else None
-        if shard_id not in ("w1", "w2", "w3"):
-            raise ValueError(f"{weight_name}: shard_id must be w1, w2 or w3, not {shard_id}")
-        expert = param.data[local]
-        if shard_id == "w2":
-            copy_exactly(expert, shard(loaded_weight, 1, self.tp, self.tp_size))
-        else:
-            half = expert.narrow(0, 0 if shard_id == "w1" else self.size, self.size)
-            copy_exactly(half, shard(loaded_weight, 0, self.tp, self.tp_size))
-        return True if return_success else None
-
-    def process_weights_after_loading(self) -> None:
-        """Put up before gate. Not idempotent: doing it to processed weights undoes it."""
-        gate, up = self.w13.data.clone().split(self.size, dim=1)
-        self.w13.data[:, : self.size].copy_(up)
-        self.w13.data[:, self.size :].copy_(gate)
-        self.up_first = True
-
-    def forward(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """`x`: tokens x hidden; `weights`, `chosen`: tokens x top_k."""
-        out = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
-            local = self.local_of[expert]
-            if local < 0:
-                continue
-            token, slot = (chosen == expert).nonzero(as_tuple=True)
-            first, second = functional.linear(x[token], self.w13[local]).split(self.size, dim=-1)
-            gate, up = (second, first) if self.up_first else (first, second)
-            result = functional.linear(functional.silu(gate) * up, self.w2[local])
-            out.index_add_(0, token, (result * weights[token, slot, None]).to(out.dtype))
-        return out
-
-
-class SparseMLP(nn.Module):
-    """A router and its experts (Qwen3-MoE)."""
-
-    def __init__(self, config: dict[str, Any], context: ParallelContext) -> None:
-        super().__init__()
-        self.context = context
-        hidden = config["hidden_size"]
-        self.top_k = config["num_experts_per_tok"]
-        self.normalize = config.get("norm_topk_prob", False)
-        self.gate = nn.Linear(hidden, config["num_experts"], bias=False)
-        self.gate.weight.requires_grad_(False)
-        self.experts = Experts(config["num_experts"], hidden, config["moe_intermediate_size"], context)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        scores = functional.softmax(self.gate(flat), dim=-1, dtype=torch.float)
-        weights, chosen = torch.topk(scores, self.top_k, dim=-1)
-        if self.normalize:
-            weights = weights / weights.sum(-1, keepdim=True)
-        out = self.experts(flat, weights.to(x.dtype), chosen)
-        return self.context.collectives.all_reduce(out).reshape(x.shape)
-
-
 def composed_loader(context: ParallelContext) -> Callable[[nn.Parameter, torch.Tensor], None]:
     """A loader that copies the local heads and then changes the value in place (Mamba's A = -exp(A_log))."""
 
@@ -195,35 +103,33 @@ class Attention(nn.Module):
     with distance (`attention_decay`), and low-rank projections (`q_lora_rank` and `kv_lora_rank`).
     """
 
-    def __init__(self, config: dict[str, Any], context: ParallelContext, **options: Any) -> None:
+    def __init__(self, config: ModelConfig, context: ParallelContext) -> None:
         super().__init__()
         self.context = context
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        kv_heads = config.get("num_key_value_heads") or heads
-        self.head_dim = config.get("head_dim") or hidden // heads
+        hidden, heads, kv_heads = config.hidden_size, config.heads, config.kv_heads
+        self.head_dim = config.head_dim
         self.heads = heads // context.tp_size
         self.kv_heads = max(1, kv_heads // context.tp_size)
-        self.latent = "q_lora_rank" in config
-        bias = bool(config.get("attention_bias", False))
+        self.latent = config.q_rank > 0
+        options: dict[str, Any] = {"bias": config.attention_bias, "block": config.block}
         if self.latent:
-            self.fused_qkv_a_proj = FusedLatentLinear(hidden, config["q_lora_rank"], config["kv_lora_rank"])
-            self.q_b_proj = ColumnLinear(heads * self.head_dim, config["q_lora_rank"], context)
-            self.kv_b_proj = LatentKV(kv_heads, self.head_dim, config["kv_lora_rank"], context)
+            self.fused_qkv_a_proj = FusedLatentLinear(hidden, config.q_rank, config.kv_rank)
+            self.q_b_proj = ColumnLinear(heads * self.head_dim, config.q_rank, context)
+            self.kv_b_proj = LatentKV(kv_heads, self.head_dim, config.kv_rank, context)
         else:
-            self.qkv_proj = QKVLinear(hidden, self.head_dim, heads, kv_heads, context, bias=bias, **options)
+            self.qkv_proj = QKVLinear(hidden, self.head_dim, heads, kv_heads, context, **options)
         self.o_proj = RowLinear(hidden, heads * self.head_dim, context, **options)
-        eps = config.get("rms_norm_eps", 1e-6)
-        normed = config["model_type"].startswith("qwen3")
-        self.q_norm = RMSNorm(self.head_dim, eps) if normed else None
-        self.k_norm = RMSNorm(self.head_dim, eps) if normed else None
-        if config.get("attention_sinks"):
+        normed = config.model_type.startswith("qwen3")
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if normed else None
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if normed else None
+        self.sinks: nn.Parameter | None = None
+        self.decay: nn.Parameter | None = None
+        if config.sinks:
             self.sinks = nn.Parameter(torch.zeros(self.heads), requires_grad=False)
-        if config.get("attention_decay"):
+        if config.decay:
             self.decay = nn.Parameter(torch.zeros(self.heads), requires_grad=False)
             self.decay.weight_loader = composed_loader(context)  # type: ignore[attr-defined]
-        theta = config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta") or 10000.0
-        inverse = 1.0 / (theta ** (torch.arange(0, self.head_dim, 2).float() / self.head_dim))
-        self.register_buffer("inv_freq", inverse, persistent=False)
+        self.register_buffer("inv_freq", inverse_frequencies(config.rope, self.head_dim), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x`: batch x sequence x hidden, causal."""
@@ -245,10 +151,10 @@ class Attention(nn.Module):
         scores = (q @ k.transpose(-1, -2)).float() * self.head_dim**-0.5
         distance = torch.arange(length, device=x.device)
         distance = distance[:, None] - distance[None, :]
-        if hasattr(self, "decay"):
+        if self.decay is not None:
             scores = scores + self.decay.float()[:, None, None] * distance.clamp(min=0)
         scores = scores.masked_fill(distance < 0, float("-inf"))
-        if hasattr(self, "sinks"):
+        if self.sinks is not None:
             sink = self.sinks.float()[None, :, None, None].expand(batch, -1, length, 1)
             weights = functional.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
         else:
@@ -278,3 +184,18 @@ class LatentKV(Linear):
     def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor) -> None:
         for mine, all_heads in zip(param.data.chunk(2), loaded_weight.chunk(2)):
             copy_exactly(mine, all_heads.narrow(0, self.index * self.rows, self.rows))
+
+
+def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+    """Angle per position for each pair of dimensions; stretched as `rope` says (transformers,
+    modeling_rope_utils.py)."""
+    inverse = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
+    if rope.kind == "linear":
+        return inverse / rope.factor
+    if rope.kind != "llama3":
+        return inverse
+    # Long waves are stretched, short ones are not, those between are blended.
+    turns = rope.original_length * inverse / (2 * math.pi)
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = blend.clamp(0, 1)
+    return (1 - blend) * inverse / rope.factor + blend * inverse

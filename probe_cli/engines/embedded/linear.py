@@ -9,26 +9,55 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from probe_cli.engines.embedded.config import BlockSize
 from probe_cli.engines.embedded.parallel import ParallelContext, shard
 
-__all__ = ["ColumnLinear", "FusedLatentLinear", "Linear", "MergedColumnLinear", "QKVLinear", "RowLinear"]
+__all__ = [
+    "BlockFP8",
+    "ColumnLinear",
+    "FusedLatentLinear",
+    "Linear",
+    "MergedColumnLinear",
+    "QKVLinear",
+    "RowLinear",
+    "copy_exactly",
+    "dequantize",
+    "scales",
+]
 
-BlockSize = tuple[int, int]
+
+class BlockFP8:
+    """Post-processing of block-quantized layers: hosts without an FP8 kernel multiply by a dequantized copy.
+
+    The copy is a buffer that no checkpoint has; it must follow the weight whenever that changes.
+    """
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Derive `layer.dense` from weight and scales."""
+        weight, scale = layer.get_parameter("weight"), layer.get_parameter("weight_scale_inv")
+        dense = dequantize(weight, scale, layer.block, layer.dtype)  # type: ignore[arg-type]
+        if layer.dense is None:
+            layer.dense = dense
+        else:
+            layer.dense.copy_(dense)  # type: ignore[operator]
 
 
 class Linear(nn.Module):
     """A linear layer of `outputs` x `inputs` local elements. With `block`, the weight is FP8 (e4m3) with one float32
     scale (`weight_scale_inv`) for each block of rows x columns."""
 
+    dense: torch.Tensor | None
+
     def __init__(self, outputs: int, inputs: int, *, bias: bool = False, block: BlockSize | None = None) -> None:
         super().__init__()
         self.block = block
-        dtype = torch.float8_e4m3fn if block else torch.get_default_dtype()
-        self.weight = self._parameter(torch.empty(outputs, inputs, dtype=dtype))
+        self.dtype = torch.get_default_dtype()
+        self.quant_method = BlockFP8() if block else None
+        self.weight = self._parameter(torch.empty(outputs, inputs, dtype=torch.float8_e4m3fn if block else self.dtype))
         if block:
-            rows, columns = (-(-outputs // block[0]), -(-inputs // block[1]))
-            self.weight_scale_inv = self._parameter(torch.empty(rows, columns, dtype=torch.float32))
+            self.weight_scale_inv = self._parameter(scales(outputs, inputs, block))
         self.bias: nn.Parameter | None = self._parameter(torch.zeros(outputs)) if bias else None
+        self.register_buffer("dense", None, persistent=False)
 
     def _parameter(self, data: torch.Tensor) -> nn.Parameter:
         parameter = nn.Parameter(data, requires_grad=False)
@@ -43,15 +72,15 @@ class Linear(nn.Module):
 
     def unit(self, param: nn.Parameter) -> int:
         """How many rows of the full weight one row of `param` stands for."""
-        return self.block[0] if self.block and param is self.weight_scale_inv else 1
+        return self.block[0] if self.block and param.ndim == 2 and param.dtype == torch.float32 else 1
 
     def dense_weight(self) -> torch.Tensor:
         """The weight as it multiplies."""
         if not self.block:
             return self.weight
-        scale = self.weight_scale_inv.repeat_interleave(self.block[0], 0)[: self.weight.shape[0]]
-        scale = scale.repeat_interleave(self.block[1], 1)[:, : self.weight.shape[1]]
-        return (self.weight.float() * scale).to(torch.get_default_dtype())
+        if self.dense is not None:
+            return self.dense
+        return dequantize(self.weight, self.weight_scale_inv, self.block, self.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self.dense_weight(), self.bias)
@@ -93,10 +122,14 @@ class QKVLinear(Linear):
         self.heads = heads // context.tp_size
         self.kv_heads = max(1, kv_heads // context.tp_size)
         self.head_dim = head_dim
+        # What a checkpoint's tensor must hold, in rows: more of them would be cut off without a word.
+        self.rows = {"q": heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * head_dim}
         super().__init__((self.heads + 2 * self.kv_heads) * head_dim, hidden, **options)
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor, loaded_shard_id: str) -> None:
         unit = self.unit(param)
+        if loaded_weight.shape[0] != self.rows[loaded_shard_id] // unit:
+            raise ValueError(f"{loaded_weight.shape[0]} rows, expected {self.rows[loaded_shard_id] // unit}")
         q, kv = self.heads * self.head_dim // unit, self.kv_heads * self.head_dim // unit
         start = {"q": 0, "k": q, "v": q + kv}[loaded_shard_id]
         size = q if loaded_shard_id == "q" else kv
@@ -110,17 +143,21 @@ class QKVLinear(Linear):
 
 
 class RowLinear(Linear):
-    """Columns are spread over the ranks; the outputs are summed."""
+    """Columns are spread over the ranks; the outputs are summed, then the replicated bias is added."""
 
     def __init__(self, outputs: int, inputs: int, context: ParallelContext, **options: Any) -> None:
         self.context = context
         super().__init__(outputs, inputs // context.tp_size, **options)
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor) -> None:
-        copy_exactly(param.data, shard(loaded_weight, -1, self.context.tp, self.context.tp_size))
+        if param.ndim == 1:
+            copy_exactly(param.data, loaded_weight)
+        else:
+            copy_exactly(param.data, shard(loaded_weight, -1, self.context.tp, self.context.tp_size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.context.collectives.all_reduce(super().forward(x))
+        out = self.context.collectives.all_reduce(functional.linear(x, self.dense_weight()))
+        return out if self.bias is None else out + self.bias
 
 
 class FusedLatentLinear(Linear):
@@ -134,6 +171,18 @@ class FusedLatentLinear(Linear):
     def split(self, latent: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The latent of the queries, and that of keys and values."""
         return torch.split(latent, list(self.ranks), dim=-1)
+
+
+def scales(outputs: int, inputs: int, block: BlockSize) -> torch.Tensor:
+    """Room for the scales of a weight: one float32 for each block, the last ones of a row or column may be cut."""
+    return torch.empty(-(-outputs // block[0]), -(-inputs // block[1]), dtype=torch.float32)
+
+
+def dequantize(weight: torch.Tensor, scale: torch.Tensor, block: BlockSize, dtype: torch.dtype) -> torch.Tensor:
+    """A block FP8 weight (rows x columns, perhaps with leading dimensions) as `dtype`."""
+    wide = scale.repeat_interleave(block[0], -2)[..., : weight.shape[-2], :]
+    wide = wide.repeat_interleave(block[1], -1)[..., : weight.shape[-1]]
+    return (weight.float() * wide).to(dtype)
 
 
 def copy_exactly(target: torch.Tensor, loaded: torch.Tensor) -> None:

@@ -7,21 +7,22 @@ so that a manifest, a reload and their proofs can be tried anywhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from probe_cli.engines.embedded.layers import MLP, Attention, RMSNorm, SparseMLP, VocabEmbedding
+from probe_cli.engines.embedded.config import SUPPORTED_MODEL_TYPES, ModelConfig
+from probe_cli.engines.embedded.experts import SparseMLP
+from probe_cli.engines.embedded.layers import MLP, Attention, RMSNorm, VocabEmbedding
 from probe_cli.engines.embedded.parallel import ParallelContext, shard
-from probe_cli.errors import UsageError
 
-__all__ = ["SUPPORTED_MODEL_TYPES", "CausalLM", "check_config", "default_weight_loader", "process_weights"]
+__all__ = ["SUPPORTED_MODEL_TYPES", "CausalLM", "default_weight_loader", "process_weights"]
 
-SUPPORTED_MODEL_TYPES = ("llama", "qwen3", "qwen3_moe")
-
-_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d{1,6})\.(gate_proj|up_proj|down_proj)\.(weight|weight_scale_inv)")
+_ALL_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)")
 _EXPERT_SHARDS = {"gate_proj": ("w13", "w1"), "down_proj": ("w2", "w2"), "up_proj": ("w13", "w3")}
 _STACKED: tuple[tuple[str, str, str | int], ...] = (
     ("qkv_proj", "q_proj", "q"),
@@ -39,45 +40,20 @@ def default_weight_loader(param: nn.Parameter, loaded_weight: torch.Tensor) -> N
     param.data.copy_(loaded_weight)
 
 
-def check_config(config: Mapping[str, Any], context: ParallelContext) -> None:
-    """Raise UsageError for a model or a topology that this family cannot do."""
-    kind = config.get("model_type")
-    if kind not in SUPPORTED_MODEL_TYPES:
-        raise UsageError(
-            f"the embedded models do not know model_type {kind!r}; they know {', '.join(SUPPORTED_MODEL_TYPES)}",
-            hint="install an engine that does (the extra `vllm`), or give your own: --engine python:module:factory",
-        )
-    topology = context.rank.topology
-    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads") or config["num_attention_heads"]
-    if heads % topology.tp:
-        raise UsageError(f"{heads} attention heads cannot be spread over tp={topology.tp} ranks")
-    if kv_heads % topology.tp and topology.tp % kv_heads:
-        raise UsageError(f"{kv_heads} key/value heads cannot be spread over, or copied to, tp={topology.tp} ranks")
-    if topology.ep > 1 and not config.get("num_experts"):
-        raise UsageError(f"ep={topology.ep}, but a {kind} model has no experts")
-    if topology.ep > 1 and config["num_experts"] % topology.ep:
-        raise UsageError(f"{config['num_experts']} experts cannot be spread over ep={topology.ep} ranks")
-    if topology.pp > config["num_hidden_layers"]:
-        raise UsageError(f"{config['num_hidden_layers']} layers cannot be spread over pp={topology.pp} stages")
-
-
 class DecoderLayer(nn.Module):
     """Attention and feed-forward with their norms."""
 
-    def __init__(self, config: dict[str, Any], index: int, context: ParallelContext, **options: Any) -> None:
+    def __init__(self, config: ModelConfig, index: int, context: ParallelContext) -> None:
         super().__init__()
-        hidden, eps = config["hidden_size"], config.get("rms_norm_eps", 1e-6)
+        hidden, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(hidden, eps)
-        self.self_attn = Attention(config, context, **options)
+        self.self_attn = Attention(config, context)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
-        sparse = (
-            bool(config.get("num_experts"))
-            and index not in (config.get("mlp_only_layers") or ())
-            and (index + 1) % (config.get("decoder_sparse_step") or 1) == 0
-        )
-        self.mlp: nn.Module = (
-            SparseMLP(config, context) if sparse else MLP(hidden, config["intermediate_size"], context, **options)
-        )
+        self.mlp: nn.Module
+        if config.is_sparse(index):
+            self.mlp = SparseMLP(config, context)
+        else:
+            self.mlp = MLP(hidden, config.intermediate_size, context, bias=config.mlp_bias, block=config.block)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x))
@@ -88,37 +64,41 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """The layers of one pipeline stage; the first has the embedding, the last the final norm."""
 
-    def __init__(self, config: dict[str, Any], context: ParallelContext, **options: Any) -> None:
+    def __init__(self, config: ModelConfig, context: ParallelContext) -> None:
         super().__init__()
         rank = context.rank
-        layers, stages = config["num_hidden_layers"], rank.pp_size
-        self.first = layers * rank.pp // stages
-        self.last = layers * (rank.pp + 1) // stages
-        if rank.pp == 0 or (config.get("tie_word_embeddings") and rank.pp == stages - 1):
-            self.embed_tokens = VocabEmbedding(config["vocab_size"], config["hidden_size"], context)
+        stages = rank.pp_size
+        self.first = config.layers * rank.pp // stages
+        self.last = config.layers * (rank.pp + 1) // stages
+        # A tied head needs the embedding's rows on the last stage too.
+        if rank.pp == 0 or (config.tied and rank.pp == stages - 1):
+            self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size, context)
         self.layers = nn.ModuleDict(
-            {str(index): DecoderLayer(config, index, context, **options) for index in range(self.first, self.last)}
+            {str(index): DecoderLayer(config, index, context) for index in range(self.first, self.last)}
         )
         if rank.pp == stages - 1:
-            self.norm = RMSNorm(config["hidden_size"], config.get("rms_norm_eps", 1e-6))
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class CausalLM(nn.Module):
-    """One rank of the model. `config` is config.json; dtype is torch's default one at construction."""
+    """One rank of the model. `config` is config.json; its dtype is that of the weights.
+
+    Raises UsageError for a model or a topology that this family cannot do, InputError for a value that cannot be.
+    """
 
     def __init__(self, config: Mapping[str, Any], context: ParallelContext | None = None) -> None:
         super().__init__()
-        context = context or ParallelContext()
-        check_config(config, context)
-        self.config = dict(config)
-        self.context = context
-        block = (config.get("quantization_config") or {}).get("weight_block_size")
-        options = {"block": (int(block[0]), int(block[1]))} if block else {}
-        self.model = Decoder(self.config, context, **options)
-        if context.rank.pp == context.rank.pp_size - 1:
-            self.lm_head = VocabEmbedding(config["vocab_size"], config["hidden_size"], context)
-            if config.get("tie_word_embeddings"):
-                self.lm_head.weight = self.model.embed_tokens.weight
+        self.context = context or ParallelContext()
+        self.config = ModelConfig.read(config)
+        self.config.check_topology(self.context.rank.topology)
+        self.first_stage = self.context.rank.pp == 0
+        self.last_stage = self.context.rank.pp == self.context.rank.pp_size - 1
+        with _default_dtype(self.config.dtype):
+            self.model = Decoder(self.config, self.context)
+            if self.last_stage:
+                self.lm_head = VocabEmbedding(self.config.vocab_size, self.config.hidden_size, self.context)
+        if self.last_stage and self.config.tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Route a stream of (checkpoint name, tensor) into this rank's parameters; returns the names it knew."""
@@ -126,10 +106,11 @@ class CausalLM(nn.Module):
         loaded: set[str] = set()
         latents: dict[str, torch.Tensor] = {}
         for name, tensor in weights:
-            if name == "lm_head.weight" and self.config.get("tie_word_embeddings"):
-                continue
+            if name == "lm_head.weight" and self.config.tied:
+                continue  # a copy of the embedding that some writers add
             done = (
                 self._load_expert(params, name, tensor)
+                or self._load_all_experts(params, name, tensor)
                 or self._load_latent(params, name, tensor, latents)
                 or self._load_sinks(params, name, tensor)
                 or self._load_stacked(params, name, tensor)
@@ -139,12 +120,21 @@ class CausalLM(nn.Module):
                 loaded.add(name)
         return loaded
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits (batch x sequence x vocabulary) for tokens (batch x sequence), on a single stage."""
-        x = self.model.embed_tokens(tokens)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (batch x sequence x vocabulary) for tokens (batch x sequence).
+
+        A stage that is not the first takes what the one before returned, one that is not the last returns hidden states
+        (batch x sequence x hidden). Raises NotImplementedError for what this family loads but does not compute.
+        """
+        if self.config.not_computed:
+            raise NotImplementedError(f"loaded, but not computed here: {', '.join(self.config.not_computed)}")
+        if self.context.rank.dp_size > 1 and self.context.rank.ep_size > 1:
+            raise NotImplementedError("loaded, but not computed here: experts spread over data parallel ranks")
+        if self.first_stage:
+            x = self.model.embed_tokens(x)
         for layer in self.model.layers.values():
             x = layer(x)
-        return self.lm_head.logits(self.model.norm(x))
+        return self.lm_head.logits(self.model.norm(x)) if self.last_stage else x
 
     # Routing: each returns whether the name was one of its kind.
 
@@ -152,14 +142,36 @@ class CausalLM(nn.Module):
         match = _EXPERT.fullmatch(name)
         if match is None:
             return False
-        prefix, expert, projection = match.groups()
+        prefix, expert, projection, kind = match.groups()
         weight, shard_id = _EXPERT_SHARDS[projection]
-        param = params.get(f"{prefix}.{weight}")
+        target = f"{prefix}.{weight}{kind.removeprefix('weight')}"
+        param = params.get(target)
         if param is None:
             return True  # a layer of another stage
         param.weight_loader(  # type: ignore[attr-defined]
-            param, tensor, f"{prefix}.{weight}", shard_id=shard_id, expert_id=int(expert), return_success=True
+            param, tensor, target, shard_id=shard_id, expert_id=int(expert), return_success=True
         )
+        return True
+
+    def _load_all_experts(self, params: dict[str, nn.Parameter], name: str, tensor: torch.Tensor) -> bool:
+        """All experts of a layer in one tensor, as transformers 5 has them in memory and a trainer may send them."""
+        match = _ALL_EXPERTS.fullmatch(name)
+        if match is None:
+            return False
+        prefix, projection = match.groups()
+        parts: tuple[tuple[str, str, torch.Tensor], ...] = (("w2", "w2", tensor),)
+        if projection == "gate_up_proj":
+            gate, up = tensor.chunk(2, dim=1)
+            parts = (("w13", "w1", gate), ("w13", "w3", up))
+        for weight, shard_id, experts in parts:
+            target = f"{prefix}.{weight}"
+            param = params.get(target)
+            if param is None:
+                return True
+            for expert_id in range(experts.shape[0]):
+                param.weight_loader(  # type: ignore[attr-defined]
+                    param, experts[expert_id], target, shard_id=shard_id, expert_id=expert_id, return_success=True
+                )
         return True
 
     def _load_latent(
@@ -203,8 +215,23 @@ class CausalLM(nn.Module):
 
 
 def process_weights(model: nn.Module) -> None:
-    """Run every layer's `process_weights_after_loading`, as an engine does once the load is over."""
-    for module in model.modules():
-        hook = getattr(module, "process_weights_after_loading", None)
-        if callable(hook):
-            hook()
+    """Run every layer's `process_weights_after_loading`, its own or its quantization's, as an engine does once the
+    load is over."""
+    with torch.no_grad():
+        for module in model.modules():
+            own = getattr(module, "process_weights_after_loading", None)
+            if callable(own):
+                own()
+            method = getattr(module, "quant_method", None)
+            if method is not None:
+                method.process_weights_after_loading(module)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
