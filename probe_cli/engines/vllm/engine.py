@@ -118,7 +118,8 @@ class VllmEngine:
                 with set_current_vllm_config(config):
                     start_groups(rank)
                     with set_default_torch_dtype(model_config.dtype), MetaMaterializer():
-                        return initialize_model(vllm_config=config, model_config=model_config)
+                        model: nn.Module = initialize_model(vllm_config=config, model_config=model_config)
+                return model
             except ProbeManifestError:
                 raise
             except Exception as error:
