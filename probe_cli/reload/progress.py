@@ -19,8 +19,8 @@ class UnitState:
     """One unit during one update."""
 
     __slots__ = (
-        "complete", "in_place", "in_scope", "last_used", "nbytes", "published", "remaining", "seconds", "snapshots", "staged",
-        "touched", "unit", "warned",
+        "complete", "in_place", "in_scope", "last_used", "nbytes", "published", "remaining", "seconds", "snapshots",
+        "staged", "touched", "unit", "warned",
     )  # fmt: skip
 
     def __init__(self, unit: Unit, staged: StagedUnit, remaining: int, *, in_place: bool) -> None:
@@ -109,8 +109,8 @@ def describe_missing(
         absent = {s for e, _ in missing for s in e.key.sources} - arrived
         if _other_layout(absent, unknown):
             hint = (
-                "the update has another layout than the contract was built for (joined or split tensors): build the manifest "
-                "for what is sent, from a names file (--wire)"
+                "the update has another layout than the contract was built for (joined or split tensors): build the "
+                "manifest for what is sent, from a names file (--wire)"
             )
     return "\n".join(lines), hint
 

@@ -113,8 +113,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """One line for a log."""
         return (
-            f"update {self.update} rank {self.rank} {'ok' if self.ok else 'FAILED'}: {self.observed} of {self.expected} "
-            f"applications, {sum(layer.published for layer in self.layers)} layers, "
+            f"update {self.update} rank {self.rank} {'ok' if self.ok else 'FAILED'}: {self.observed} of "
+            f"{self.expected} applications, {sum(layer.published for layer in self.layers)} layers, "
             f"{self.bytes_published / 1e6:.1f} MB published in {self.seconds:.2f} s, staging peak "
             f"{self.staging_peak / 1e6:.1f} MB, {self.spills} spills, {self.extras} extras, {self.declined} declined, "
             f"{self.manifest_digest[:19]}"

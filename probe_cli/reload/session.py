@@ -239,7 +239,8 @@ class ReloadSession:
         hooked = max((unit for unit in staged if unit.hooked), key=lambda unit: unit.nbytes, default=None)
         if hooked is not None and hooked.nbytes > asked:
             raise UsageError(
-                f"staging_bytes={asked} does not hold layer {hooked.name or '(model)'}, which takes {hooked.nbytes} bytes",
+                f"staging_bytes={asked} does not hold layer {hooked.name or '(model)'}, which takes "
+                f"{hooked.nbytes} bytes",
                 hint=f"give at least {hooked.nbytes}",
             )
         return asked

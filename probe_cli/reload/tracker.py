@@ -251,22 +251,22 @@ class Tracker:
             self.progress.declined[layer] += 1  # another rank's, or another layer's: not for this one
             return None
         raise ReloadError(
-            f"{self._rank}: layer {layer or '(model)'} is published already, and {loader_name(loader)} was called again for "
-            f"{destination.full_name} with {' + '.join(names) or 'no source'}; the live tensors were not touched",
+            f"{self._rank}: layer {layer or '(model)'} is published already, and {loader_name(loader)} was called again "
+            f"for {destination.full_name} with {' + '.join(names) or 'no source'}; the live tensors were not touched",
             hint="send each tensor once per update",
         )
 
     def _placement(self, expectation: Expectation) -> ReloadError:
         return ReloadError(
-            f"{self._rank}: the loader declined {expectation.key}, which the contract requires: this rank's placement has "
-            "changed since the manifest was built",
+            f"{self._rank}: the loader declined {expectation.key}, which the contract requires: this rank's placement "
+            "has changed since the manifest was built",
             hint="build the manifest for the placement as it is now, or probe the model again",
         )
 
     def _annotate(self, error: BaseException, loader: Callable[..., object], destination: Destination) -> None:
         note = (
-            f"{self._rank}, layer {state_layer(destination) or '(model)'}: loader {loader_name(loader)} of {destination.full_name} "
-            f"was loading source {self.stream.current}"
+            f"{self._rank}, layer {state_layer(destination) or '(model)'}: loader {loader_name(loader)} of "
+            f"{destination.full_name} was loading source {self.stream.current}"
         )
         if hasattr(error, "add_note"):
             error.add_note(note)

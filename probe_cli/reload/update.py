@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -370,10 +370,8 @@ class Update:
         voter = self.session.voter
         if voter is not None:
             for subject in ("publication", "outcome") if self.session.commit == "model" else ("outcome",):
-                try:
+                with suppress(ReloadError):  # that is what a ballot against comes to
                     voter.vote(self._ballot(False, reason), subject)
-                except ReloadError:
-                    pass  # that is what a ballot against comes to
         undefined = f"update {self.number} failed after live tensors had changed: {reason}" if self._mutated else None
         if self._mutated:
             _log.error("%s: %s", self._rank, undefined)

@@ -98,7 +98,8 @@ def _tensors(manifest: Manifest, cold: ColdLoad) -> Iterator[str]:
             if theirs != ours:
                 yield f"tensor {prefix}{local}: the manifest says {theirs}, the model has {ours}"
             elif stride != mine.stride and all(size > 1 for size in entry.shape):
-                yield f"tensor {prefix}{local}: the manifest says strides {list(stride)}, the model has {list(mine.stride)}"
+                theirs, ours = str(list(stride)), str(list(mine.stride))
+                yield f"tensor {prefix}{local}: the manifest says strides {theirs}, the model has {ours}"
     groups = {}
     for layer in manifest.layers:
         for entry in layer.tensors:
