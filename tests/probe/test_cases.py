@@ -31,7 +31,7 @@ def _copy(param: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def test_case_2_a_second_copy_inside_the_loader_belongs_to_the_same_application(tmp_path: Path) -> None:
-    """44814: `A`'s loader copies, then stores -exp of itself: counted twice, the layer closed before `D` had arrived."""
+    """44814: `A`'s loader copies, then stores -exp of itself: counted twice, the layer closed before `D` came."""
 
     def composed(param: torch.Tensor, value: torch.Tensor) -> None:
         _copy(param, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import threading
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from probe_cli.errors import EngineError, ProbeManifestError
+from probe_cli.errors import EngineError
 from probe_cli.probe import probe
 from tests.oracle import checkpoint_of, snapshot_of, state_of
 
@@ -176,10 +177,8 @@ def _raising(kind: str) -> Callable[[Any, str, torch.Tensor], None]:
 
 
 def _swallowing(model: Outer, name: str, value: torch.Tensor) -> None:
-    try:
+    with contextlib.suppress(ValueError):
         _raising("error")(model, name, value)
-    except ValueError:
-        pass
 
 
 @pytest.mark.parametrize("kind", [*DAMAGE, "error", "interrupt", "exit", "generator", "swallowed"])
@@ -188,11 +187,11 @@ def test_the_model_is_what_it_was(kind: str, verify: bool, tmp_path: Path) -> No
     damage = DAMAGE.get(kind) or (_swallowing if kind == "swallowed" else _raising(kind))
     model = Outer(damage)
     before, seen, deep = state_of(model), snapshot_of(model), _deep(model)
-    try:
+    expected = {"interrupt": KeyboardInterrupt, "exit": SystemExit, "generator": GeneratorExit}.get(kind, EngineError)
+    # Loading code that changes itself does something else the second time.
+    fine = kind == "deleting" or (not verify and kind in ("everything", "swallowed"))
+    with contextlib.nullcontext() if fine else pytest.raises(expected):
         probe(model, checkpoint_of(tmp_path, SOURCES), verify=verify)
-    except (ProbeManifestError, KeyboardInterrupt, SystemExit, GeneratorExit) as error:
-        if kind in ("interrupt", "exit"):
-            assert not isinstance(error, ProbeManifestError)
     assert snapshot_of(model) == seen
     assert _deep(model) == deep
     after = state_of(model)
@@ -303,7 +302,7 @@ def test_a_probe_within_a_probe(tmp_path: Path) -> None:
 
     DIGESTS.clear()
     outer = probe(Outer(damage), checkpoint)
-    assert DIGESTS == [probe(inner, checkpoint).digest]
+    assert [probe(inner, checkpoint).digest] == DIGESTS
     assert outer.document.summary.direct_writes == 2
     assert "data" not in vars(torch.Tensor)
 
@@ -328,10 +327,8 @@ def test_a_loader_whose_error_is_swallowed_ends_the_build(tmp_path: Path) -> Non
 
     def damage(model: Outer, name: str, value: torch.Tensor) -> None:
         model.frozen.weight_loader = loader
-        try:
+        with contextlib.suppress(ValueError):
             model.frozen.weight_loader(model.frozen, value)
-        except ValueError:
-            pass
 
     with pytest.raises(
         EngineError, match=r"weight loader .*loader raised while loading source a: ValueError: no such shard"

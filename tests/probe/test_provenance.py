@@ -210,7 +210,7 @@ def test_sources_that_are_not_used_say_why(tmp_path: Path) -> None:
 def test_a_generator_closed_early_leaves_the_rest_unread(tmp_path: Path) -> None:
     def load(model: Any, weights: Any) -> None:
         weights = iter(weights)
-        name, value = next(weights)
+        _, value = next(weights)
         model.p.data.copy_(value)
         weights.close()
 

@@ -1,7 +1,8 @@
-"""No write reaches a tensor, by whatever road; each is attributed or ends the build with op, destination, source and line."""
+"""No write reaches a tensor, by whatever road; each is attributed, or the build ends: op, destination, source, line."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -167,10 +168,8 @@ def test_writes_to_bare_memory_end_the_build(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", BARE_MEMORY)
 def test_loading_code_that_swallows_the_error_does_not_hide_it(kind: str, tmp_path: Path) -> None:
     def step(model: Any, name: str, value: torch.Tensor) -> None:
-        try:
+        with contextlib.suppress(Exception):
             BARE_MEMORY[kind][1](model, name, value)
-        except Exception:
-            pass
 
     with pytest.raises(ProbeError, match=BARE_MEMORY[kind][0]):
         _probe(tmp_path, _model(step))
@@ -313,7 +312,7 @@ def test_one_write_over_the_flat_storage_reaches_every_parameter_on_it(tmp_path:
     model.flat = flat
     manifest = probe(model, checkpoint_of(tmp_path, {"a": torch.arange(8.0)}))
     assert [
-        (a.sources, a.tensor, [w for w in a.writes if w.source is not None][0].src) for a in applications(manifest)
+        (a.sources, a.tensor, next(w for w in a.writes if w.source is not None).src) for a in applications(manifest)
     ] == [
         (("a",), "p", View(0, (4,), (1,))),
         (("a",), "q", View(4, (2, 2), (2, 1))),
