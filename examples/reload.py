@@ -40,10 +40,12 @@ def main() -> None:
         with session.update(scope="full") as update:
             for weight in read_weights(b):
                 update.load_weights([weight])
-        same = [torch.equal(x, y) for x, y in zip(model.parameters(), load_model(b, ParallelContext(rank)).parameters())]
+        fresh = load_model(b, ParallelContext(rank))
+        same = [torch.equal(x, y) for x, y in zip(model.parameters(), fresh.parameters())]
         stayed = addresses == {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
         print(f"full update: {len(update.receipt.layers)} layers published")
-        print(f"as after a cold load of the same weights: {sum(same)} of {len(same)} parameters; same storage: {stayed}")
+        print(f"as after a cold load of the same weights: {sum(same)} of {len(same)} parameters")
+        print(f"all parameters in the same storage: {stayed}")
 
         lost = "model.layers.1.mlp.experts.6.up_proj.weight"
         try:

@@ -1,7 +1,7 @@
 """A model of your own, for `--engine python:examples/two_tower.py:create`.
 
-Two towers (query and document) that share one embedding; their first layers are fused into one tensor, as a serving engine
-would do it. All that a model needs is `load_weights`; loaders on parameters say which part of it a tensor is.
+Two towers (query and document) that share one embedding; their first layers are fused into one tensor, as a serving
+engine would do it. All that a model needs is `load_weights`; loaders on parameters say which part of it a tensor is.
 
     python examples/two_tower.py checkpoint/
     probe-manifest build checkpoint/ --engine python:examples/two_tower.py:create --arg width=32 --tp 2

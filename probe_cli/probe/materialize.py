@@ -1,7 +1,7 @@
 """Build a model without its memory: weights go to the meta device, small control tensors stay real.
 
-Everything on meta would break constructors that look at their own tables (an expert map that calls `nonzero`, sizes that
-are read back), so only what can be large is sent there.
+Everything on meta would break constructors that look at their own tables (an expert map that calls `nonzero`, sizes
+that are read back), so only what can be large is sent there.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ class MetaMaterializer(TorchFunctionMode):
                 keywords["device"] = "meta" if self._goes_to_meta(func, args, keywords) else "cpu"
                 keywords.pop("pin_memory", None)
             return func(*args, **keywords)
+        if getattr(func, "__module__", "") == "torch.nn.init" and _on_meta(args, kwargs):
+            # Random values of no memory; on meta some of them would import torch's whole compiler (seconds).
+            return args[0] if args else (kwargs or {})["tensor"]
         if func in _MOVES:
             return self._stay(func, args, dict(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -88,3 +91,8 @@ def _numel(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     for length in size:
         count *= int(length)
     return count
+
+
+def _on_meta(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> bool:
+    tensor = args[0] if args else (kwargs or {}).get("tensor")
+    return isinstance(tensor, torch.Tensor) and tensor.device.type == "meta"

@@ -26,7 +26,7 @@ def run(*command: object, code: int = 0) -> str:
 
 def test_reload_example_publishes_b_and_names_what_is_lost() -> None:
     out = run("examples/reload.py")
-    assert "parameters; same storage: True" in out
+    assert "all parameters in the same storage: True" in out
     assert "cold load of the same weights: 21 of 21" in out
     assert "an update without one tensor: the update is incomplete: 1 application missing in 1 layer" in out
     assert "model.layers.1.mlp.experts.6.up_proj.weight -> model.layers.1.mlp.experts.w13" in out

@@ -41,10 +41,8 @@ class Experts(nn.Module):
         self.w13 = self._parameter(torch.empty(local, 2 * self.size, hidden, dtype=dtype))
         self.w2 = self._parameter(torch.empty(local, hidden, self.size, dtype=dtype))
         if self.block:
-            self.w13_scale_inv = self._parameter(
-                scales(2 * self.size, hidden, self.block).unsqueeze(0).repeat(local, 1, 1)
-            )
-            self.w2_scale_inv = self._parameter(scales(hidden, self.size, self.block).unsqueeze(0).repeat(local, 1, 1))
+            self.w13_scale_inv = self._parameter(scales(2 * self.size, hidden, self.block, local))
+            self.w2_scale_inv = self._parameter(scales(hidden, self.size, self.block, local))
         self.up_first = False
 
     def _parameter(self, data: torch.Tensor) -> nn.Parameter:

@@ -173,9 +173,9 @@ class FusedLatentLinear(Linear):
         return torch.split(latent, list(self.ranks), dim=-1)
 
 
-def scales(outputs: int, inputs: int, block: BlockSize) -> torch.Tensor:
+def scales(outputs: int, inputs: int, block: BlockSize, *leading: int) -> torch.Tensor:
     """Room for the scales of a weight: one float32 for each block, the last ones of a row or column may be cut."""
-    return torch.empty(-(-outputs // block[0]), -(-inputs // block[1]), dtype=torch.float32)
+    return torch.empty(*leading, -(-outputs // block[0]), -(-inputs // block[1]), dtype=torch.float32)
 
 
 def dequantize(weight: torch.Tensor, scale: torch.Tensor, block: BlockSize, dtype: torch.dtype) -> torch.Tensor:
