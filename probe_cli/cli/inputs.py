@@ -145,6 +145,8 @@ def engine_from(
     if engine is None:
         engine = default_engine_name(checkpoint)
         console.note(f"engine: {engine} (choose another with --engine)")
+    if engine.startswith("python:"):
+        console.note(f"running your own code: {engine.partition(':')[2]}")
     options = EngineOptions(
         target=target,
         role=role,

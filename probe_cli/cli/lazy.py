@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from probe_cli.cli.failures import ClosedPipe
+
 __all__ = ["COMMANDS", "LazyGroup", "PlainCommand"]
 
 #: Command -> (module under `probe_cli.cli`, its line in `--help`), in the order of `--help`.
@@ -51,6 +53,12 @@ class PlainCommand(click.Command):
 
 class LazyGroup(click.Group):
     """See the module docstring."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ClosedPipe from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

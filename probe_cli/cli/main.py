@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from probe_cli._version import __version__
-from probe_cli.cli.failures import Terminated, describe_failure, exit_code
+from probe_cli.cli.failures import ClosedPipe, Terminated, describe_failure, exit_code
 from probe_cli.cli.lazy import LazyGroup
 from probe_cli.report.console import Console
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.flush()
         except BrokenPipeError as closed:
             error = closed
-        if isinstance(error, BrokenPipeError):
+        if isinstance(error, (ClosedPipe, BrokenPipeError)):
             console.abandon_streams()
         return exit_code(error)
 

@@ -70,7 +70,8 @@ def command(
         console,
         source,
         engine=engine or (None if identity.name in ("python", "live") else identity.name),
-        arguments=parse_arguments(arguments, identity.arguments),
+        # Of your own code the manifest records what was called, beside the arguments of the call.
+        arguments=parse_arguments(arguments, {} if identity.name == "python" else identity.arguments),
         target=identity.target if target == "auto" else target,
         **allowed,
     )

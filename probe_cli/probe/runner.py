@@ -75,7 +75,7 @@ class _KeepsOrder:
 
 
 class _Parcel(msgspec.Struct, array_like=True):
-    """A rank's result on its way to the parent. `unused`: reason -> indices of sources, since names would be megabytes."""
+    """A rank's result on its way to the parent. `unused`: reason -> indices of sources (names would be megabytes)."""
 
     document: ManifestDocument
     unused: dict[str, list[int]]

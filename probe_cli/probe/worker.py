@@ -105,6 +105,7 @@ def _settle(log: int, parent: int) -> None:
     # Engines log to stdout, which is for results.
     os.dup2(log, 1)
     os.dup2(log, 2)
+    sys.stdout = sys.stderr = os.fdopen(os.dup(log), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     # Thread pools do not survive a fork, and meta tensors need none.
     torch.set_num_threads(1)
 
