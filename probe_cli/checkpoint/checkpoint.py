@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -60,7 +61,7 @@ class Checkpoint(msgspec.Struct, frozen=True, dict=True, eq=False):
         text = re.sub(r"^hf:/+", "hf://", str(path))
         where = Path(path)
         on_hub = text.startswith("hf://")
-        if not on_hub and not where.exists() and not where.is_symlink():
+        if not on_hub and not os.path.lexists(where):
             # Imported only here: most runs never see the Hub.
             from probe_cli.checkpoint.hub.reference import looks_like_repo
 
@@ -79,7 +80,7 @@ class Checkpoint(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     @classmethod
     def _local(cls, where: Path) -> Checkpoint:
-        if where.is_dir():
+        if os.path.isdir(where):
             return cls._folder(where, None)
         if where.name.endswith(".index.json"):
             return cls._folder(where.parent, where.name)
@@ -129,7 +130,7 @@ class Checkpoint(msgspec.Struct, frozen=True, dict=True, eq=False):
             sources=opened.sources,
             files=opened.files,
             metadata=opened.metadata,
-            config=read_config(config) if config.exists() or config.is_symlink() else None,
+            config=read_config(config) if os.path.lexists(config) else None,
             root=root,
             _stamps=opened.stamps,
         )

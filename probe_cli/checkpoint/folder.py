@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -75,7 +76,7 @@ def read_layout(root: Path, index: str | None = None) -> Layout:
             return Layout(files, None, None)
     weight_map = parse_index(read_text(root / index, file=index, limit=MAX_INDEX), file=index)
     files = tuple(sorted(set(weight_map.values())))
-    missing = [name for name in files if not (root / name).exists() and not (root / name).is_symlink()]
+    missing = [name for name in files if not os.path.lexists(root / name)]
     if missing:
         raise CheckpointError(
             f"{index}: names {len(missing):,} of {len(files):,} files that are not there: {some(missing)}",

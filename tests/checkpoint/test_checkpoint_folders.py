@@ -10,7 +10,7 @@ import pytest
 from header_writer import write, write_sharded
 
 from probe_cli.checkpoint import Checkpoint
-from probe_cli.errors import CheckpointError
+from probe_cli.errors import CheckpointError, UsageError
 
 SHARDS = {
     "model-00001-of-00002.safetensors": {"b": ("F32", (2, 3)), "a": ("BF16", (4,))},
@@ -225,6 +225,13 @@ def test_several_indices(sharded: Path) -> None:
 
 def test_no_such_path(tmp_path: Path) -> None:
     assert refusal(tmp_path / "gone.safetensors") == f"{tmp_path / 'gone.safetensors'}: no such file or folder"
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a\0b", "hf://" + "x" * 5000, "f.safetensors/x"])
+def test_paths_that_no_system_has(path: str, tmp_path: Path) -> None:
+    (tmp_path / "f.safetensors").touch()
+    with pytest.raises((CheckpointError, UsageError)):
+        Checkpoint.open(path if "/" in path and not path.startswith("f.") else str(tmp_path / path))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, '{"a": ' + "9" * 5000 + "}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,8 +89,8 @@ def _from_cache(cache: HeaderCache, reference: Reference, commit: str) -> HubChe
         if not _is_complete(snapshot):
             return None
         return HubCheckpoint(reference.repo_id, commit, _ELSEWHERE, snapshot=snapshot)
-    folder = snapshot if snapshot.is_dir() else snapshot.parent
-    if snapshot.exists() and all((folder / file.name).exists() for file in saved.files):
+    folder = snapshot if os.path.isdir(snapshot) else snapshot.parent
+    if all(os.path.exists(folder / file.name) for file in saved.files):
         return HubCheckpoint(saved.repo_id, commit, _ELSEWHERE, snapshot=snapshot)
     return _check(saved)
 
@@ -97,8 +98,8 @@ def _from_cache(cache: HeaderCache, reference: Reference, commit: str) -> HubChe
 def _is_complete(snapshot: Path) -> bool:
     """True if a download is surely whole. Shards without an index are not: some may be missing."""
     if snapshot.name.endswith(".safetensors"):
-        return snapshot.is_file()
-    if not snapshot.is_dir():
+        return os.path.isfile(snapshot)
+    if not os.path.isdir(snapshot):
         return False
     names = [path.name for path in snapshot.iterdir()]
     try:
@@ -106,7 +107,7 @@ def _is_complete(snapshot: Path) -> bool:
         if index_name is None:
             return files == ("model.safetensors",)
         text = decode_text((snapshot / index_name).read_bytes(), file=index_name)
-        return all((snapshot / name).exists() for name in parse_index(text, file=index_name).values())
+        return all(os.path.exists(snapshot / name) for name in parse_index(text, file=index_name).values())
     except (CheckpointError, OSError):
         return False
 
