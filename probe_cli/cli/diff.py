@@ -66,7 +66,7 @@ def command(
     report = diff(_open(old), _open(new), rank=rank, names=(old, new))
     if only:
         report = report.only(section for section in SECTIONS if section in only)
-    broken = report.count("breaking") > 0
+    broken = report.counts()["breaking"] > 0
     changed = bool(report.changes)
     if breaking:
         report = report.of_class("breaking")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from probe_cli.errors import UsageError
 from probe_cli.manifest.bundle import Bundle
 from probe_cli.manifest.diff_change import Change
 from probe_cli.manifest.diff_documents import compare_index, compare_rank, compare_sources, source_renames
-from probe_cli.manifest.diff_rules import CLASSES, ChangeClass, Section
+from probe_cli.manifest.diff_rules import CLASSES, KINDS, ChangeClass, Section
 from probe_cli.manifest.document import Manifest
 from probe_cli.manifest.identity import checkpoint_identity, source_entry
 
@@ -39,13 +40,15 @@ class DiffReport(msgspec.Struct, frozen=True):
         """The changes without those that only repeat for one rank what is said of all."""
         return (change for change in self.changes if not change.echo)
 
-    def count(self, change_class: ChangeClass) -> int:
-        return sum(change.change_class == change_class for change in self.told())
+    def counts(self) -> dict[ChangeClass, int]:
+        """How many changes there are of each class."""
+        kinds = Counter(change.kind for change in self.told())
+        return {name: sum(n for kind, n in kinds.items() if KINDS[kind].change_class == name) for name in CLASSES}
 
     @property
     def worst(self) -> ChangeClass | None:
         """The gravest class that occurs; None if nothing changed."""
-        found = {change.change_class for change in self.changes}
+        found = {KINDS[kind].change_class for kind in {change.kind for change in self.changes}}
         return next((c for c in CLASSES if c in found), None)
 
     def only(self, sections: Iterable[Section]) -> DiffReport:

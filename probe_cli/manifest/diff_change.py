@@ -20,6 +20,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     rank: int | None = None
     #: The layer it is in, by its old name.
     layer: str | None = None
+    #: The tensor that an application writes; its sources are the subject.
+    into: str | None = None
     old: Any = None
     new: Any = None
     #: Position in the old list; position in the new one. For a change of order, `new` is the new order of old positions

@@ -236,8 +236,8 @@ def _layers(old: msgspec.Raw, new: msgspec.Raw, rank: int | None, renamed: Mappi
             kind = _layer_kind("renamed", before)
             changes.append(Change(kind=kind, subject=name, rank=rank, layer=name, old=name, new=names[1][to], at=at))
 
-        def emit(kind: str, subject: str, *, layer: str = name, **fields: Any) -> None:
-            changes.append(Change(kind=kind, subject=subject, rank=rank, layer=layer, **fields))
+        def emit(kind: str, subject: str, into: str | None = None, *, layer: str = name, **fields: Any) -> None:
+            changes.append(Change(kind=kind, subject=subject, rank=rank, layer=layer, into=into, **fields))
 
         compare_layer(before, after, emit, renamed)
     if lists.order is not None:

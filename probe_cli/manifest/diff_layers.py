@@ -11,13 +11,19 @@ from probe_cli.manifest.diff_lists import diff_list, numbered
 __all__ = ["Emit", "compare_layer", "full_name", "layer_signature"]
 
 Json: TypeAlias = dict[str, Any]
-#: Called with the kind of a change and its fields.
+#: Called with the kind of a change, its subject, the tensor it goes into (of an application), and fields.
 Emit: TypeAlias = Callable[..., None]
 
 _LAYER_KNOWN = frozenset({"name", "class", "tensors", "applications"})
 _TENSOR_FIELDS = ("dtype", "shape", "stride", "kind", "storage_offset")
 _TENSOR_KNOWN = frozenset({*_TENSOR_FIELDS, "name", "alias", "persistent", "coverage"})
-_APPLICATION_KNOWN = frozenset({"sources", "tensor", "selectors", "count", "direct", "attribution", "writes"})
+_KEY_FIELDS = ("sources", "tensor", "selectors")
+_APPLICATION_KINDS = {
+    "count": "count-changed",
+    "direct": "application-kind-changed",
+    "attribution": "attribution-changed",
+    "writes": "regions-changed",
+}
 _NOTES = ("computed", "exact")
 
 
@@ -86,23 +92,35 @@ def _key(application: Json, renamed: Mapping[str, str] | None = None) -> tuple[A
     return (sources, application["tensor"], canonical_bytes(selectors) if selectors else b"{}")
 
 
+def _equal_keys(old: list[Json], new: list[Json]) -> bool:
+    """Whether the same keys stand in the same order: then no key has to be made."""
+    return len(old) == len(new) and all(
+        a["sources"] == b["sources"] and a["tensor"] == b["tensor"] and a.get("selectors") == b.get("selectors")
+        for a, b in zip(old, new)
+    )
+
+
 def _applications(layer: str, old: list[Json], new: list[Json], emit: Emit, renamed: Mapping[str, str]) -> None:
     if old == new:
         return
-    before, after = numbered(map(_key, old)), numbered(map(_key, new))
-    lists = diff_list(before, after)
-    matches: dict[Any, Any] = {}
+    if _equal_keys(old, new):
+        for at, (before, after) in enumerate(zip(old, new)):
+            if before != after:
+                _application(layer, at, before, after, emit)
+        return
+    keys = numbered(map(_key, old)), numbered(map(_key, new))
+    lists = diff_list(*keys)
     kinds: dict[int, str] = {}
     if lists.removed and lists.added:
-        _match(old, new, lists.removed, lists.added, renamed, before, after, matches, kinds)
-        lists = diff_list(before, after, matches)
+        matches = _match(old, new, lists.removed, lists.added, renamed, kinds)
+        lists = diff_list(*keys, {keys[0][at]: keys[1][to] for at, to in matches.items()})
     for at in lists.removed:
-        emit("application-removed", _subject(layer, old[at]), old=old[at], at=at)
+        emit("application-removed", *_subject(layer, old[at]), old=old[at], at=at)
     for to in lists.added:
-        emit("application-added", _subject(layer, new[to]), new=new[to], to=to)
+        emit("application-added", *_subject(layer, new[to]), new=new[to], to=to)
     for at, to in lists.kept:
         if at in kinds:
-            emit(kinds[at], _subject(layer, old[at]), old=_rekey(old[at]), new=_rekey(new[to]), at=at)
+            emit(kinds[at], *_subject(layer, old[at]), old=_rekey(old[at]), new=_rekey(new[to]), at=at)
         if old[at] != new[to]:
             _application(layer, at, old[at], new[to], emit)
     if lists.order is not None:
@@ -115,12 +133,12 @@ def _match(
     removed: list[int],
     added: list[int],
     renamed: Mapping[str, str],
-    before: list[Any],
-    after: list[Any],
-    matches: dict[Any, Any],
     kinds: dict[int, str],
-) -> None:
-    """Among applications without a partner of equal key, find those that only changed selectors, or a source's name."""
+) -> dict[int, int]:
+    """Among applications without a partner of equal key, find those that only changed selectors, or a source's name.
+    Returns their positions, and says in `kinds` what happened."""
+    taken: set[int] = set()
+    matches: dict[int, int] = {}
 
     def pair(kind: str, left: Callable[[Json], Any], right: Callable[[Json], Any]) -> None:
         there: dict[Any, list[int]] = {}
@@ -128,46 +146,46 @@ def _match(
             if to not in taken:
                 there.setdefault(right(new[to]), []).append(to)
         for at in removed:
-            if at in kinds:
-                continue
-            candidates = there.get(left(old[at]))
+            candidates = there.get(left(old[at])) if at not in kinds else None
             if candidates:
                 to = candidates.pop(0)
                 taken.add(to)
                 kinds[at] = kind
-                matches[before[at]] = after[to]
+                matches[at] = to
 
-    taken: set[int] = set()
     if renamed:
         pair("application-renamed", lambda a: _key(a, renamed), _key)
     pair("selectors-changed", lambda a: _key(a)[:2], lambda a: _key(a)[:2])
+    return matches
 
 
 def _application(layer: str, at: int, old: Json, new: Json, emit: Emit) -> None:
-    subject = _subject(layer, old)
-    for kind, field in (
-        ("count-changed", "count"),
-        ("application-kind-changed", "direct"),
-        ("attribution-changed", "attribution"),
-    ):
-        if old.get(field) != new.get(field):
-            emit(kind, subject, old=_part(old, (field,)), new=_part(new, (field,)), at=at)
-    before, after = old.get("writes", []), new.get("writes", [])
-    if before != after:
-        kind = "region-notes-changed" if _geometry(before) == _geometry(after) else "regions-changed"
-        emit(kind, subject, old=_part(old, ("writes",)), new=_part(new, ("writes",)), at=at)
-    fields = tuple(sorted((old.keys() | new.keys()) - _APPLICATION_KNOWN))
-    if any(old.get(field) != new.get(field) for field in fields):
-        emit("application-field-changed", subject, old=_part(old, fields), new=_part(new, fields), at=at)
+    fields = [field for field in {**old, **new} if old.get(field) != new.get(field)]
+    subject, into = _subject(layer, old)
+    unknown: list[str] = []
+    for field in fields:
+        kind = _APPLICATION_KINDS.get(field)
+        if field == "writes":
+            before, after = old.get("writes", []), new.get("writes", [])
+            kind = "region-notes-changed" if _geometry(before) == _geometry(after) else "regions-changed"
+        if kind is not None:
+            emit(kind, subject, into, old=_part(old, (field,)), new=_part(new, (field,)), at=at)
+        elif field not in _KEY_FIELDS:
+            unknown.append(field)
+    if unknown:
+        emit("application-field-changed", subject, into, old=_part(old, unknown), new=_part(new, unknown), at=at)
 
 
 def _geometry(writes: list[Json]) -> list[Json]:
+    if not any(note in write for write in writes for note in _NOTES):
+        return writes
     return [{field: value for field, value in write.items() if field not in _NOTES} for write in writes]
 
 
 def _rekey(application: Json) -> Json:
-    return _part(application, ("sources", "tensor", "selectors"))
+    return _part(application, _KEY_FIELDS)
 
 
-def _subject(layer: str, application: Json) -> str:
-    return f"{' + '.join(application['sources']) or '(no source)'} -> {full_name(layer, application['tensor'])}"
+def _subject(layer: str, application: Json) -> tuple[str, str]:
+    sources = application["sources"]
+    return sources[0] if len(sources) == 1 else " + ".join(sources), full_name(layer, application["tensor"])

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import msgspec
 
 from probe_cli.manifest.canonical import canonical_bytes
 from probe_cli.manifest.diff_change import Change
-from probe_cli.manifest.diff_rules import CLASSES, ChangeClass, Section
+from probe_cli.manifest.diff_rules import CLASSES, KINDS, ChangeClass, Section
 from probe_cli.manifest.patterns import fold, merge_words
 
 __all__ = ["FoldedChange", "change_detail", "fold_changes"]
 
 _CLASS_ORDER = {name: index for index, name in enumerate(CLASSES)}
 _LONG = 120
+#: Ranks, and tensors that are written.
+_Places: TypeAlias = tuple[set[int], set[str]]
 _NO_DETAIL = frozenset(
     {"layer-order-changed", "tensor-order-changed", "application-order-changed", "source-order-changed"}
 )
@@ -29,6 +32,8 @@ class FoldedChange(msgspec.Struct, frozen=True):
     section: Section
     reason: str
     subject: str
+    #: Patterns of the tensors that applications write.
+    into: tuple[str, ...]
     #: Distinct subjects.
     count: int
     #: Ranks; empty where it is about all that ranks have in common.
@@ -38,28 +43,32 @@ class FoldedChange(msgspec.Struct, frozen=True):
 
 def fold_changes(changes: Iterable[Change]) -> list[FoldedChange]:
     """Breaking changes first; within a class by kind, in the order in which kinds first appear."""
-    groups: dict[tuple[str, str], dict[str, set[int]]] = {}
-    samples: dict[tuple[str, str], Change] = {}
+    groups: dict[tuple[str, str], dict[str, _Places]] = {}
     for change in changes:
-        key = (change.kind, change_detail(change))
-        samples.setdefault(key, change)
-        ranks = groups.setdefault(key, {}).setdefault(change.subject, set())
+        subjects = groups.setdefault((change.kind, change_detail(change)), {})
+        places = subjects.get(change.subject)
+        if places is None:
+            places = subjects[change.subject] = (set(), set())
         if change.rank is not None:
-            ranks.add(change.rank)
+            places[0].add(change.rank)
+        if change.into is not None:
+            places[1].add(change.into)
     folded: list[FoldedChange] = []
     for (kind, detail), subjects in groups.items():
-        sample = samples[kind, detail]
+        rule = KINDS[kind]
         for text, patterns in merge_words(fold(subjects)):
             names = [name for pattern in patterns for name in pattern.names()]
+            into = merge_words(fold({tensor for name in names for tensor in subjects[name][1]}))
             folded.append(
                 FoldedChange(
                     kind=kind,
-                    change_class=sample.change_class,
-                    section=sample.section,
-                    reason=sample.reason,
+                    change_class=rule.change_class,
+                    section=rule.section,
+                    reason=rule.reason,
                     subject=text,
+                    into=tuple(target for target, _ in into),
                     count=len(names),
-                    ranks=tuple(sorted({rank for name in names for rank in subjects[name]})),
+                    ranks=tuple(sorted(set().union(*(subjects[name][0] for name in names)))),
                     detail=detail,
                 )
             )
@@ -83,7 +92,7 @@ def change_detail(change: Change) -> str:
     if change.section == "identity":
         return f"{_show(old[0] if old else None)} -> {_show(new[0] if new else None)}"
     if kind in ("regions-changed", "region-notes-changed"):
-        return f"{_writes(old)} -> {_writes(new)}"
+        return _regions(old.get("writes", []), new.get("writes", []))
     if isinstance(old, dict) and isinstance(new, dict):
         fields = [
             f for f in sorted({*old, *new}) if old.get(f) != new.get(f) and f not in ("name", "sources", "tensor")
@@ -116,19 +125,35 @@ def _described(value: dict[str, Any]) -> str:
     return ""
 
 
-def _writes(value: dict[str, Any]) -> str:
-    writes = value.get("writes", [])
-    if len(writes) != 1:
-        return f"{len(writes)} writes"
-    write = writes[0]
-    parts = [f"{side} {_view(write[side])}" for side in ("src", "dst") if side in write]
-    parts += [f"{field} {_show(write[field])}" for field in sorted(write) if field not in ("src", "dst")]
-    return ", ".join(parts) or "the whole tensor"
+def _regions(old: list[Any], new: list[Any]) -> str:
+    """What differs between the writes of an application, without what is the same."""
+    if len(old) != 1 or len(new) != 1:
+        return f"{len(old)} writes -> {len(new)} writes"
+    left, right = old[0], new[0]
+    same = {field for field in left if left[field] == right.get(field)}
+    before, after = (
+        _geometry(
+            _view(None if "src" in same else side.get("src")),
+            _view(None if "dst" in same else side.get("dst")),
+            tuple(f"{f} {_show(side[f])}" for f in sorted(side) if f not in ("src", "dst") and f not in same),
+        )
+        for side in (left, right)
+    )
+    return f"{before} -> {after}" if before != after else f"{before}, at another offset"
 
 
-def _view(view: list[Any]) -> str:
+_View: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...]] | None"
+
+
+def _view(view: list[Any] | None) -> _View:
     # Offsets differ from shard to shard; shapes and strides tell the kind of change.
-    return f"{view[1]} by {view[2]}"
+    return None if view is None else (tuple(view[1]), tuple(view[2]))
+
+
+@lru_cache(maxsize=4096)
+def _geometry(src: _View, dst: _View, rest: tuple[str, ...]) -> str:
+    views = [f"{side} {list(v[0])} by {list(v[1])}" for side, v in (("src", src), ("dst", dst)) if v is not None]
+    return ", ".join([*views, *rest]) or "the whole tensor"
 
 
 def _show(value: Any) -> str:

@@ -6,7 +6,6 @@ import msgspec
 
 from probe_cli.manifest.diff import DiffReport, DiffSide
 from probe_cli.manifest.diff_change import Change
-from probe_cli.manifest.diff_rules import CLASSES
 from probe_cli.report.plain import printable
 
 __all__ = ["DIFF_FORMAT", "DIFF_VERSION", "diff_json"]
@@ -23,7 +22,7 @@ def diff_json(report: DiffReport) -> str:
         "old": _side(report.old),
         "new": _side(report.new),
         "worst": report.worst,
-        "counts": {name: report.count(name) for name in CLASSES},
+        "counts": report.counts(),
         "changes": [_change(change) for change in report.changes],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe_cli.manifest.diff import DiffReport, DiffSide
-from probe_cli.manifest.diff_rules import CLASSES
 from probe_cli.manifest.fold_changes import FoldedChange, change_detail, fold_changes
 from probe_cli.manifest.fold_findings import describe_ranks
 from probe_cli.report.plain import printable
 
-__all__ = ["change_line", "diff_text", "diff_verdict"]
+__all__ = ["change_line", "diff_text", "diff_verdict", "target"]
 
 _COLORS = {"breaking": "\033[31;1m", "compatible": "\033[33m", "cosmetic": "\033[2m"}
 _LIMIT = 60
@@ -27,7 +26,7 @@ def diff_text(report: DiffReport, *, verbose: bool = False, color: bool = False)
 
 def diff_verdict(report: DiffReport) -> str:
     """The last line: how many changes of each class."""
-    counts = {name: report.count(name) for name in CLASSES}
+    counts = report.counts()
     if not any(counts.values()):
         return "no difference"
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
@@ -38,7 +37,13 @@ def change_line(change: FoldedChange) -> str:
     count = f" ({change.count:,})" if change.count > 1 else ""
     ranks = f" [{describe_ranks(change.ranks)}]" if change.ranks else ""
     detail = f": {change.detail}" if change.detail else ""
-    return f"{change.kind} {change.subject}{count}{detail}{ranks}"
+    return f"{change.kind} {change.subject}{count}{target(change)}{detail}{ranks}"
+
+
+def target(change: FoldedChange, limit: int = 3) -> str:
+    """Where an application writes."""
+    more = f" and {len(change.into) - limit} more" if len(change.into) > limit else ""
+    return f" -> {', '.join(change.into[:limit])}{more}" if change.into else ""
 
 
 def _folded(report: DiffReport) -> Iterator[str]:
@@ -56,7 +61,8 @@ def _every(report: DiffReport) -> Iterator[str]:
             continue
         rank = f" [rank {change.rank}]" if change.rank is not None else ""
         detail = change_detail(change)
-        yield f"{change.change_class} {change.kind} {change.subject}{f': {detail}' if detail else ''}{rank}"
+        into = f" -> {change.into}" if change.into is not None else ""
+        yield f"{change.change_class} {change.kind} {change.subject}{into}{f': {detail}' if detail else ''}{rank}"
 
 
 def _side(side: DiffSide) -> str:

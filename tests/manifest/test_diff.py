@@ -137,10 +137,11 @@ def test_a_note_on_the_same_elements_is_compatible(checkpoint: Checkpoint) -> No
     change = lambda computed: edit(NORM, application(0, writes=(Write(computed=computed),)))  # noqa: E731
     old, new = (corpus.manifests(checkpoint, change=change(computed))[0] for computed in (False, True))
     (found,) = diff(old, new).changes
-    assert (found.kind, found.change_class, found.subject) == (
+    assert (found.kind, found.change_class, found.subject, found.into) == (
         "region-notes-changed",
         "compatible",
-        "model.layers.0.input_layernorm.weight -> model.layers.0.input_layernorm.weight",
+        "model.layers.0.input_layernorm.weight",
+        "model.layers.0.input_layernorm.weight",
     )
 
 

@@ -34,7 +34,16 @@ EXPERTS = tuple(
 TORCH = Change(kind="torch-changed", subject="engine.torch", old=["2.13.0"], new=["2.14.0"])
 TARGET = Change(kind="target-changed", subject="engine.target", new=["cuda:sm90"])
 COUNTS = tuple(
-    Change(kind="count-changed", subject=f"s.{i} -> l.{i}.w", rank=rank, layer=f"l.{i}", new={"count": 3}, old={}, at=0)
+    Change(
+        kind="count-changed",
+        subject=f"s.{i}",
+        rank=rank,
+        layer=f"l.{i}",
+        into=f"l.{i}.w",
+        new={"count": 3},
+        old={},
+        at=0,
+    )
     for rank in range(4)
     for i in range(2)
 )
@@ -47,8 +56,7 @@ def test_text_folds_names_and_ranks() -> None:
         "new b: bundle, ranks 0,1, sha256:222222222222",
         "breaking source-renamed layers.{0-2}.experts.{0-7}.w.scale_inv (24): scale_inv -> scale",
         "breaking target-changed engine.target: default -> cuda:sm90",
-        "breaking count-changed s.0 -> l.0.w: count: default -> 3 [ranks 0-3]",
-        "breaking count-changed s.1 -> l.1.w: count: default -> 3 [ranks 0-3]",
+        "breaking count-changed s.{0,1} (2) -> l.{0,1}.w: count: default -> 3 [ranks 0-3]",
         "cosmetic torch-changed engine.torch: 2.13.0 -> 2.14.0",
         "33 breaking, 1 cosmetic",
     ]
