@@ -188,23 +188,37 @@ def _write(
     owned = write.owned
     state = recording.tensors.get(owned.layer, {}).get(owned.name)
     src = write.src
-    if write.source is not None and src is not None and write.src_dtype is None:
-        if is_whole(src, checkpoint.sources[write.source].shape):
-            src = None
+    if (
+        write.source is not None
+        and src is not None
+        and write.src_dtype is None
+        and is_whole(src, checkpoint.sources[write.source].shape)
+    ):
+        src = None
     dst: View | None = write.dst
     if state is not None and write.dst_dtype is None and state.stride == contiguous(state.shape):
         if is_whole(write.dst, state.shape):
             dst = None
+    dst_dtype, exact = write.dst_dtype, write.exact
+    if dst is not None and state is not None and not _fits(write, state):
+        dst, dst_dtype, exact = None, None, False  # the tensor was larger then, and has been replaced since
     return Write(
         source=None if write.source is None else order[write.source],
         src=src,
         dst=dst,
         tensor=None if owned.full_name == entry.owned.full_name else owned.full_name,
         src_dtype=_name(write.src_dtype),
-        dst_dtype=_name(write.dst_dtype),
+        dst_dtype=_name(dst_dtype),
         computed=write.computed,
-        exact=write.exact,
+        exact=exact,
     )
+
+
+def _fits(write: ModelWrite, state: TensorState) -> bool:
+    """Whether a write lies within the tensor as it is when the load is over."""
+    size = state.dtype.itemsize if write.dst_dtype is None else write.dst_dtype.itemsize
+    own = _reach(View(0, state.shape, state.stride)) * state.dtype.itemsize
+    return write.dst.offset >= 0 and (write.dst.offset + _reach(write.dst)) * size <= own
 
 
 def _name(dtype: torch.dtype | None) -> str | None:

@@ -340,3 +340,15 @@ def test_nothing_is_left_on_torch(tmp_path: Path) -> None:
     assert "weight_loader" not in vars(torch.Tensor)
     assert functions == (torch.to_dlpack, torch.utils.swap_tensors, torch._tensor_str._str, torch._C._swap_tensor_impl)
     assert "fill_" not in vars(torch.UntypedStorage)
+
+
+def test_a_tensor_that_is_replaced_by_a_smaller_one_keeps_no_region_beyond_its_end(tmp_path: Path) -> None:
+    """What was written before can only be stated as an upper bound of what is left."""
+
+    def step(model: Any, name: str, value: torch.Tensor) -> None:
+        model.p.data[1:].copy_(value[1:])
+        model.p = nn.Parameter(value[:2] * 2, requires_grad=False)
+
+    first, second = applications(_probe(tmp_path, _model(step)))[0].writes
+    assert (first.dst, first.exact) == (None, False)
+    assert (second.dst, second.exact, second.computed) == (None, True, True)
