@@ -1,0 +1,178 @@
+"""Put the plugin between vLLM and its models. Installed once in each process; models that are not tracked go vLLM's own way."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from probe_cli.engines.vllm.serving.extra_config import ExtraConfig, take_extra_config
+from probe_cli.engines.vllm.serving.points import OWN_PLANS, POINTS, Point, resolve
+from probe_cli.engines.vllm.serving.settings import Settings
+from probe_cli.engines.vllm.serving.tracked import TrackedModel, tracked
+
+__all__ = ["install", "install_dummy_loader"]
+
+_log = logging.getLogger("probe_cli.vllm")
+
+#: Points that have been replaced in this process.
+_installed: set[str] = set()
+
+
+def install(settings: Settings) -> None:
+    """Replace what tracking needs. Does nothing the second time. Raises EngineError if vLLM lacks one of the places."""
+    if "create" in _installed:
+        return
+    _replace("create", lambda original: _create(original, settings))
+    _replace("process", _process)
+    _replace("begin", _begin)
+    _replace("finish", _finish)
+    _replace("worker_finish", _worker_finish)
+    worker, _, _ = resolve(Point(POINTS["worker"].module, "WorkerBase.__init__", ""))
+    worker.probe_manifest_receipt = probe_manifest_receipt
+    worker.probe_manifest_digests = probe_manifest_digests
+
+
+def install_dummy_loader(settings: Settings) -> None:
+    """Teach the dummy loader `enable_load_probe` and `load_manifest`; the rest follows when a model asks for it."""
+    if "dummy" in _installed:
+        return
+
+    def replacement(original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def init(self: Any, load_config: Any) -> None:
+            asked, rest = take_extra_config(load_config)
+            original(self, rest)
+            if asked is not None:
+                self.probe_manifest = asked
+                install(settings)
+
+        return init
+
+    _replace("dummy", replacement)
+
+
+def _replace(name: str, make: Callable[[Any], Any]) -> None:
+    point = POINTS[name]
+    owner, attribute, original = resolve(point)
+    replacement = make(original)
+    _installed.add(name)
+    if not point.everywhere:
+        setattr(owner, attribute, replacement)
+        return
+    for module in list(sys.modules.values()):
+        namespace = getattr(module, "__dict__", None)
+        if isinstance(namespace, dict) and module.__name__.startswith("vllm"):
+            for key in [key for key, value in namespace.items() if value is original]:
+                namespace[key] = replacement
+
+
+def _create(original: Callable[..., nn.Module], settings: Settings) -> Callable[..., nn.Module]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def create_model(*args: Any, **kwargs: Any) -> nn.Module:
+        model = original(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs).arguments
+        asked: ExtraConfig | None = getattr(bound["self"], "probe_manifest", None)
+        if not settings.active and asked is None:
+            return model
+        config, model_config = bound["vllm_config"], bound["model_config"]
+        role = "main" if model_config is config.model_config else "draft"
+        TrackedModel(model, config, model_config, role, asked.settings(settings) if asked else settings)
+        return model
+
+    return create_model
+
+
+def _process(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def process_weights_after_loading(model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        found = tracked(model)
+        if found is None:
+            original(model, *args, **kwargs)
+        else:
+            found.process(lambda: original(model, *args, **kwargs))
+
+    return process_weights_after_loading
+
+
+def _begin(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def initialize_layerwise_reload(model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        found = tracked(model)
+        if found is None or found.session is None or _has_own_plan(sys._getframe(1).f_globals, model):
+            original(model, *args, **kwargs)
+        else:
+            found.begin()
+
+    return initialize_layerwise_reload
+
+
+def _finish(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def finalize_layerwise_reload(model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        found = tracked(model)
+        if found is None or found.session is None or _has_own_plan(sys._getframe(1).f_globals, model):
+            original(model, *args, **kwargs)
+        else:
+            found.finish()
+
+    return finalize_layerwise_reload
+
+
+def _has_own_plan(caller: dict[str, Any], model: nn.Module) -> bool:
+    name = str(caller.get("__name__", "")).rpartition(".")[2]
+    if name not in OWN_PLANS:
+        return False
+    if name not in _told:
+        _told.add(name)
+        _log.warning(
+            "%s writes weights by a plan of its own: its updates of %s are not tracked", name, type(model).__name__
+        )
+    return True
+
+
+_told: set[str] = set()
+
+
+def _worker_finish(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(original)
+    def finish_weight_update(self: Any) -> None:
+        try:
+            original(self)
+        except BaseException:
+            # As vLLM's own `update_weights` does when a chunk fails: the next start_weight_update must find no update open.
+            if getattr(self, "weight_transfer_engine", None) is not None:
+                self._weight_update_active = False
+                self.weight_transfer_engine.reset_weight_update_target()
+            raise
+
+    return finish_weight_update
+
+
+def _models_of(worker: Any) -> list[nn.Module]:
+    draft = getattr(worker.model_runner, "get_draft_model", None)
+    found = [worker.get_model(), draft() if callable(draft) else None]
+    return [model for model in found if model is not None]
+
+
+def probe_manifest_receipt(self: Any) -> dict[str, Any]:
+    """A worker's method for `collective_rpc`: what it tracks, the state of its weights, and the last receipt."""
+    states = [found.status for model in _models_of(self) if (found := tracked(model)) is not None]
+    if not states:
+        return {"tracked": False, "reason": "PROBE_MANIFEST is not set", "state": "untracked", "generation": 0}
+    return states[0] | ({"draft": states[1]} if len(states) > 1 else {})
+
+
+def probe_manifest_digests(self: Any) -> dict[str, str]:
+    """A worker's method for `collective_rpc`: SHA-256 of every tensor that its model's layers hold, by name. Equal for two
+    engines that hold the same weights in the same form, so a cold engine shows what a reload ought to have come to."""
+    from probe_cli.engines.vllm.serving.digests import live_digests
+
+    return live_digests(self.get_model())

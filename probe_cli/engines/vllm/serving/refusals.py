@@ -1,0 +1,31 @@
+"""What is not tracked, and why: said at the start, never found out half way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+__all__ = ["refusals"]
+
+
+def refusals(model: nn.Module, config: Any, model_config: Any) -> Iterator[str]:
+    """One line for each thing about a model, before its weights are processed, that an update could not be tracked through."""
+    if model_config.quantization == "torchao":
+        yield "torchao quantizes inside load_weights, which begins and ends reloads of its own"
+    for name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "uses_meta_device", False):
+            yield f"layer {name}: {type(method).__name__} quantizes while it loads, so that there is no loaded layout to stage"
+            break
+    offload = getattr(config, "offload_config", None)
+    if _offloads(offload):
+        yield "weights are offloaded to the host, and move between updates"
+
+
+def _offloads(offload: Any) -> bool:
+    if offload is None:
+        return False
+    uva, prefetch = getattr(offload, "uva", None), getattr(offload, "prefetch", None)
+    return bool(getattr(uva, "cpu_offload_gb", 0)) or bool(getattr(prefetch, "offload_group_size", 0))
