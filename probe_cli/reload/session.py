@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -15,7 +15,7 @@ from probe_cli.manifest import Manifest, digest
 from probe_cli.manifest.schema import EngineIdentity
 from probe_cli.model.selectors import DEFAULT_CONTROL_FLAGS, Binder
 from probe_cli.reload.cold import ColdLoad
-from probe_cli.reload.contract import Contract, Expectation
+from probe_cli.reload.contract import Contract
 from probe_cli.reload.counters import Counters
 from probe_cli.reload.device import Device, device_of
 from probe_cli.reload.pool import StagingPool
@@ -23,6 +23,7 @@ from probe_cli.reload.processing import Processing
 from probe_cli.reload.receipt import Receipt
 from probe_cli.reload.scope import ScopeLike, resolve
 from probe_cli.reload.staging import StagedUnit, StagingPlan
+from probe_cli.reload.tracker import KnownCalls
 from probe_cli.reload.units import Unit, units_of
 from probe_cli.reload.update import Update
 from probe_cli.reload.verify import placement, verify
@@ -123,7 +124,7 @@ class ReloadSession:
         self.plan = StagingPlan(cold, self.contract, self.device)
         self.binder = Binder(cold.layout.names_of_modules, control_flags)
         #: What calls came to, kept over updates (`Tracker`).
-        self.known_calls: dict[object, tuple[Expectation | None, Sequence[str]]] = {}
+        self.known_calls: KnownCalls = {}
         #: Kept between updates if `keep_staging`.
         self.pool: StagingPool | None = None
         self.bundle_digest = _bundle_digest(manifest)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from probe_cli.errors import ReloadError
+from probe_cli.manifest.schema import SourceEntry
 from probe_cli.model.dtypes import dtype_name
 from probe_cli.reload.contract import Contract
 
@@ -31,7 +32,8 @@ class SourceStream:
         self.unknown: dict[str, tuple[int, ...]] = {}
         self.arrived: set[str] = set()
         self._check = check
-        self._current_key = 0
+        #: Storage of the source that is being consumed.
+        self.current_key = 0
         self._names: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
         #: Sources that wait for the others they are joined with, which may come in a later chunk.
         self._waiting: dict[tuple[str, ...], dict[str, torch.Tensor]] = {}
@@ -39,13 +41,25 @@ class SourceStream:
     def track(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """The stream as `load_weights` is to see it. Raises ReloadError for a source of another shape than the
         contract's."""
-        joined = self.contract.joined
+        joined, sources = self.contract.joined, self.contract.sources
+        arrived, names, check = self.arrived, self._names, self._check
         try:
             for name, tensor in weights:
-                self._check()
-                self._admit(name, tensor)
+                check()
+                self.count += 1
+                self.nbytes += tensor.nbytes
+                entry = sources.get(name)
+                if entry is None:
+                    self.unknown[name] = tuple(tensor.shape)
+                elif tensor.shape != entry.shape:
+                    raise self._misshapen(name, tensor, entry)
+                else:
+                    arrived.add(name)
                 if name not in joined:
-                    yield self._hand_out(name, tensor)
+                    self.current = name
+                    self.current_key = key = tensor.untyped_storage()._cdata
+                    names[key] = (name, weakref.ref(tensor))
+                    yield name, tensor
                     continue
                 group = joined[name]
                 waiting = self._waiting.setdefault(group, {})
@@ -55,17 +69,13 @@ class SourceStream:
                     for member in group:
                         yield self._hand_out(member, waiting[member])
         finally:
-            self.current, self._current_key = None, 0
+            self.current, self.current_key = None, 0
             self._names.clear()
-
-    def is_current(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is the source that is being consumed, or a view of it."""
-        return bool(tensor.untyped_storage()._cdata == self._current_key)
 
     def names_of(self, tensor: torch.Tensor) -> str | None:
         """The source that a tensor is, or is a view of; None where its storage does not tell."""
         key = tensor.untyped_storage()._cdata
-        if key == self._current_key:
+        if key == self.current_key:
             return self.current
         known = self._names.get(key)
         # A freed storage's identity may be used again, by a tensor that is none of the sources.
@@ -73,21 +83,13 @@ class SourceStream:
 
     def _hand_out(self, name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
         key = tensor.untyped_storage()._cdata
-        self.current, self._current_key = name, key
+        self.current, self.current_key = name, key
         self._names[key] = (name, weakref.ref(tensor))
         return name, tensor
 
-    def _admit(self, name: str, tensor: torch.Tensor) -> None:
-        self.count += 1
-        self.nbytes += tensor.nbytes
-        entry = self.contract.sources.get(name)
-        if entry is None:
-            self.unknown[name] = tuple(tensor.shape)
-            return
-        self.arrived.add(name)
-        if tensor.shape != entry.shape:
-            raise ReloadError(
-                f"source {name}: arrived as {dtype_name(tensor.dtype)}{list(tensor.shape)}, the contract was built for "
-                f"{entry.dtype}{list(entry.shape)}",
-                hint="send the tensor whole, or build the manifest for what is sent (--wire)",
-            )
+    def _misshapen(self, name: str, tensor: torch.Tensor, entry: SourceEntry) -> ReloadError:
+        return ReloadError(
+            f"source {name}: arrived as {dtype_name(tensor.dtype)}{list(tensor.shape)}, the contract was built for "
+            f"{entry.dtype}{list(entry.shape)}",
+            hint="send the tensor whole, or build the manifest for what is sent (--wire)",
+        )

@@ -23,9 +23,13 @@ from probe_cli.reload.direct import WriteWatch
 from probe_cli.reload.progress import Progress, UnitState
 from probe_cli.reload.stream import SourceStream
 
-__all__ = ["Destination", "Tracker"]
+__all__ = ["Destination", "KnownCalls", "Tracker"]
 
 _log = logging.getLogger("probe_cli.reload")
+
+
+#: What a call with plain arguments came to: the expectation, the sources, the names of its keyword arguments.
+KnownCalls = dict[object, tuple["Expectation | None", Sequence[str], tuple[str, ...]]]
 
 
 class Destination:
@@ -52,7 +56,7 @@ class Tracker:
         progress: Progress,
         stream: SourceStream,
         binder: Binder,
-        known_calls: dict[object, tuple[Expectation | None, Sequence[str]]],
+        known_calls: KnownCalls,
         *,
         prepare: Callable[[UnitState], None],
         completed: Callable[[UnitState], None],
@@ -81,6 +85,8 @@ class Tracker:
         self.storages: dict[int, Destination] = {}
         self.states_by_layer: dict[str, UnitState] = {}
         self._inside = False
+        #: Set from another thread; the next call raises.
+        self.aborted = False
         self._clock = 0
         self.watch = WriteWatch(self.stand_in, self._before_direct_write, self._after_direct_write)
         self._direct: tuple[Expectation | None, Destination, list[str]] | None = None
@@ -113,13 +119,17 @@ class Tracker:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> object:
-        self._check()
-        destination = self._destination(parameter, args)
+        # Thousands of times per update: calls cost more than lines here.
+        if self.aborted:
+            self._check()
+        destination = self.destinations.get(id(args[0])) if args else None
         if destination is None:
-            return loader(*args, **kwargs)
+            destination = self._destination(parameter, args)
+            if destination is None:
+                return loader(*args, **kwargs)
         expectation, sources = self._resolve(destination, loader, parameter, args, kwargs)
         state = destination.state
-        if state.published or (state.complete and state.in_place):
+        if state.published:
             return self._late(loader, destination, sources)
         if not state.in_scope:
             self.progress.out_of_scope += 1
@@ -131,16 +141,26 @@ class Tracker:
         if expectation is None or self._verify_writes:
             result, wrote = self._run_watched(loader, destination, args, kwargs)
         else:
-            result, wrote = self._run(loader, destination, args, kwargs), True
-        if result is False or not wrote or self._declined(result):
+            wrote = True
+            if not state.in_place and (state.staged.moved or type(loader) is functools.partial):
+                loader, args, kwargs = self._redirected(loader, args, kwargs)
+            self._inside = True
+            try:
+                result = loader(*args, **kwargs)
+            except Exception as error:
+                self._annotate(error, loader, destination)
+                raise
+            finally:
+                self._inside = False
+        if result is False or not wrote or (result is not True and result is not None and self._declined(result)):
             if expectation is not None and self.progress.seen[expectation.index] < expectation.count:
                 raise self._placement(expectation)
             self.progress.declined[state_layer(destination)] += 1
             return result
         if expectation is None:
             self._absorb(destination, sources)
-            return result
-        self._tick(expectation, state)
+        else:
+            self._tick(expectation, state)
         return result
 
     def _resolve(
@@ -158,13 +178,18 @@ class Tracker:
         """
         stream = self.stream
         key = None
-        if len(args) > 1 and isinstance(args[1], torch.Tensor) and stream.is_current(args[1]):
-            rest = (*args[2:], *kwargs.items())
-            if _hashable_plain(args, kwargs):
-                key = (destination.full_name, stream.current, getattr(loader, "__func__", loader), rest)
-                found = self._known_calls.get(key)
-                if found is not None:
-                    return found
+        if (
+            len(args) > 1
+            and isinstance(args[1], torch.Tensor)
+            and args[1].untyped_storage()._cdata == stream.current_key
+            and (len(args) == 2 or all(type(value) in _PLAIN for value in args[2:]))
+            and (not kwargs or _are_plain(kwargs))
+        ):
+            function = getattr(loader, "__func__", loader)
+            key = (destination.full_name, stream.current, function, args[2:], tuple(kwargs.values()), len(kwargs))
+            found = self._known_calls.get(key)
+            if found is not None and found[2] == tuple(kwargs):
+                return found[0], found[1]
         bound = self._binder.bind(loader, args, kwargs)
         sources: list[str] = []
         for tensor in bound.tensors:
@@ -174,7 +199,7 @@ class Tracker:
                     sources.append(name)
         expectation = self.contract.find(destination.full_name, bound.selectors, sources, stream.current)
         if key is not None:
-            self._known_calls[key] = (expectation, sources)
+            self._known_calls[key] = (expectation, sources, tuple(kwargs))
         return expectation, sources
 
     def _destination(self, parameter: torch.Tensor | None, args: tuple[Any, ...]) -> Destination | None:
@@ -189,27 +214,22 @@ class Tracker:
                 return found
         return known.get(id(parameter))
 
-    def _run(
+    def _run_watched(
         self, loader: Callable[..., object], destination: Destination, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> object:
-        state = destination.state
-        if not state.in_place and (state.staged.moved or type(loader) is functools.partial):
+    ) -> tuple[object, bool]:
+        """Run a loader with its writes watched: (its result, whether it wrote to a tensor of the model)."""
+        self._wrote = False
+        if not destination.state.in_place:
             loader, args, kwargs = self._redirected(loader, args, kwargs)
         self._inside = True
         try:
-            return loader(*args, **kwargs)
+            with self._call_watch:
+                result = loader(*args, **kwargs)
         except Exception as error:
             self._annotate(error, loader, destination)
             raise
         finally:
             self._inside = False
-
-    def _run_watched(
-        self, loader: Callable[..., object], destination: Destination, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[object, bool]:
-        self._wrote = False
-        with self._call_watch:
-            result = self._run(loader, destination, args, kwargs)
         return result, self._wrote
 
     def _tick(self, expectation: Expectation, state: UnitState) -> None:
@@ -350,13 +370,10 @@ class Tracker:
             self._tick(expectation, owner.state)
 
 
-def _hashable_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether all arguments but the first two are plain values: such a call can be remembered."""
-    for value in args[2:]:
-        if type(value) not in _PLAIN:
-            return False
+def _are_plain(kwargs: dict[str, Any]) -> bool:
+    """Whether all values are plain: such a call can be remembered. True equals 1 in a dictionary, so only the flag
+    may be one."""
     for name, value in kwargs.items():
-        # True equals 1 in a dictionary; as a selector they differ.
         if type(value) not in _PLAIN and not (name == "return_success" and type(value) is bool):
             return False
     return True

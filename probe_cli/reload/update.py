@@ -340,6 +340,7 @@ class Update:
         """
         self._reason = self._reason or reason
         self._aborted.set()
+        self._tracker.aborted = True
         if self._lock.acquire(timeout=_ABORT_SECONDS):
             try:
                 if self.open and not self._loading:
