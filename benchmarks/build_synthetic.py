@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import struct
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 from probe_cli.checkpoint import Checkpoint
 from probe_cli.dtypes import DTYPE_BITS, numel
@@ -99,6 +102,17 @@ def write(folder: Path, layers: int, experts: int) -> None:
     (folder / "config.json").write_text(json.dumps(config(layers, experts)))
 
 
+def bare_replay(checkpoint: Checkpoint, topology: Topology) -> float:
+    """CPU seconds of the last rank's own `load_weights` on meta tensors, with nothing recorded."""
+    engine = create_engine("embedded", EngineOptions())
+    model = engine.materialize(checkpoint, topology.ranks()[-1])
+    stream = ((s.name, torch.empty(s.shape, dtype=torch.bfloat16, device="meta")) for s in checkpoint.sources)
+    start = time.process_time()
+    with engine.loading(model):
+        engine.load_weights(model, stream)
+    return time.process_time() - start
+
+
 def run() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--experts", type=int, default=256)
@@ -113,34 +127,36 @@ def run() -> None:
         start = time.perf_counter()
         checkpoint = Checkpoint.open(folder)
         opened = time.perf_counter()
-        print(
-            f"checkpoint: {len(checkpoint):,} sources, {checkpoint.nbytes / 1e9:,.0f} GB; opened in {opened - start:.2f} s"
-        )
-        topology = Topology(tp=arguments.ranks, ep=arguments.ranks)
-        engine = create_engine("embedded", EngineOptions())
-        built = build_bundle(engine, checkpoint, topology, jobs=arguments.jobs)
-        done = time.perf_counter()
-        jobs = arguments.jobs or default_jobs(arguments.ranks)
-        peak = max(result.peak_rss for result in built.results)
-        alone = [sum(result.seconds.values()) for result in built.results]
-        print(
-            f"built {arguments.ranks} ranks in {done - opened:.1f} s with {jobs} at a time ({min(alone):.1f} to {max(alone):.1f} s each)"
-        )
-        print(f"peak memory of a worker: {peak / 1e9:.2f} GB")
-        built.bundle.write(out)
-        size = sum(file.stat().st_size for file in out.iterdir())
-        print(
-            f"written in {time.perf_counter() - done:.2f} s: {size / 1e6:.2f} MB, {size / arguments.ranks / 1e6:.2f} MB per rank"
-        )
-        start = time.perf_counter()
-        bundle = Bundle.read(out)
-        index = time.perf_counter()
-        manifest = bundle.manifest(arguments.ranks - 1)
-        rank = time.perf_counter()
-        print(
-            f"read: index {index - start:.2f} s, one rank {rank - index:.2f} s "
-            f"({manifest.summary.applications:,} applications, {manifest.summary.declined:,} declined)"
-        )
+        what = f"{len(checkpoint):,} sources, {checkpoint.nbytes / 1e9:,.0f} GB"
+        print(f"checkpoint: {what}; opened in {opened - start:.2f} s")
+        measure(checkpoint, Topology(tp=arguments.ranks, ep=arguments.ranks), arguments.jobs, out)
+
+
+def measure(checkpoint: Checkpoint, topology: Topology, jobs: int | None, out: Path) -> None:
+    """Build, write and read the bundle; print what each took."""
+    ranks = topology.world_size
+    start = time.perf_counter()
+    built = build_bundle(create_engine("embedded", EngineOptions()), checkpoint, topology, jobs=jobs)
+    wall = time.perf_counter() - start
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"built {ranks} ranks in {wall:.1f} s, {jobs or default_jobs(ranks)} at a time")
+    phases = {name: sum(result.seconds[name] for result in built.results) / ranks for name in built.results[0].seconds}
+    print("wall clock per rank: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items()))
+    cpu = (usage.ru_utime + usage.ru_stime) / ranks
+    print(f"CPU per rank: {cpu:.1f} s; a bare load_weights on meta: {bare_replay(checkpoint, topology):.1f} s")
+    print(f"peak memory of a worker: {max(result.peak_rss for result in built.results) / 1e9:.2f} GB")
+    start = time.perf_counter()
+    built.bundle.write(out)
+    total = sum(file.stat().st_size for file in out.iterdir())
+    print(
+        f"written in {time.perf_counter() - start:.2f} s: {total / 1e6:.2f} MB, {total / ranks / 1e6:.2f} MB per rank"
+    )
+    start = time.perf_counter()
+    bundle = Bundle.read(out)
+    index = time.perf_counter()
+    summary = bundle.manifest(ranks - 1).summary
+    took = f"index {index - start:.2f} s, one rank {time.perf_counter() - index:.2f} s"
+    print(f"read: {took} ({summary.applications:,} applications, {summary.declined:,} declined)")
 
 
 if __name__ == "__main__":
