@@ -17,6 +17,8 @@ __all__ = ["FoldedChange", "change_detail", "fold_changes"]
 
 _CLASS_ORDER = {name: index for index, name in enumerate(CLASSES)}
 _LONG = 120
+#: What a field means where it is left out.
+_DEFAULTS = {"count": 1, "direct": False, "persistent": True, "kind": "parameter", "storage_offset": 0, "selectors": {}}
 #: Ranks, and tensors that are written.
 _Places: TypeAlias = tuple[set[int], set[str]]
 _NO_DETAIL = frozenset(
@@ -97,7 +99,8 @@ def change_detail(change: Change) -> str:
         fields = [
             f for f in sorted({*old, *new}) if old.get(f) != new.get(f) and f not in ("name", "sources", "tensor")
         ]
-        return ", ".join(f"{f}: {_show(old.get(f))} -> {_show(new.get(f))}" for f in fields)
+        before, after = {**_DEFAULTS, **old}, {**_DEFAULTS, **new}
+        return ", ".join(f"{f}: {_show(before.get(f))} -> {_show(after.get(f))}" for f in fields)
     return f"{_show(old)} -> {_show(new)}"
 
 
@@ -158,7 +161,7 @@ def _geometry(src: _View, dst: _View, rest: tuple[str, ...]) -> str:
 
 def _show(value: Any) -> str:
     if value is None:
-        return "default"
+        return "none"
     text = value if isinstance(value, str) else canonical_bytes(value).decode()
     if text.startswith("sha256:"):
         return text[:19]

@@ -55,8 +55,8 @@ def test_text_folds_names_and_ranks() -> None:
         "old a: bundle, ranks 0,1, sha256:111111111111",
         "new b: bundle, ranks 0,1, sha256:222222222222",
         "breaking source-renamed layers.{0-2}.experts.{0-7}.w.scale_inv (24): scale_inv -> scale",
-        "breaking target-changed engine.target: default -> cuda:sm90",
-        "breaking count-changed s.{0,1} (2) -> l.{0,1}.w: count: default -> 3 [ranks 0-3]",
+        "breaking target-changed engine.target: none -> cuda:sm90",
+        "breaking count-changed s.{0,1} (2) -> l.{0,1}.w: count: 1 -> 3 [ranks 0-3]",
         "cosmetic torch-changed engine.torch: 2.13.0 -> 2.14.0",
         "33 breaking, 1 cosmetic",
     ]
@@ -65,9 +65,7 @@ def test_text_folds_names_and_ranks() -> None:
 def test_text_lists_every_change_if_asked() -> None:
     lines = diff_text(DiffReport(*SIDES, COUNTS), verbose=True).splitlines()
     assert lines[2:-1] == [
-        f"breaking count-changed s.{i} -> l.{i}.w: count: default -> 3 [rank {rank}]"
-        for rank in range(4)
-        for i in range(2)
+        f"breaking count-changed s.{i} -> l.{i}.w: count: 1 -> 3 [rank {rank}]" for rank in range(4) for i in range(2)
     ]
 
 
