@@ -81,6 +81,13 @@ def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def without_processing(model: torch.nn.Module) -> None:
+    """What is measured is the loading; post-processing costs what it costs in each engine."""
+    for module in model.modules():
+        if hasattr(type(module), "process_weights_after_loading"):
+            module.process_weights_after_loading = None  # type: ignore[assignment]
+
+
 def measure(name: str, config: dict[str, Any], rounds: int, device: str) -> dict[str, Any]:
     """All figures of one model."""
     generator = torch.Generator().manual_seed(1)
@@ -98,10 +105,7 @@ def measure(name: str, config: dict[str, Any], rounds: int, device: str) -> dict
     engine = create(EngineOptions())
     model = realize(engine.materialize(checkpoint, Rank()), device)
     manifest = probe(model, checkpoint, engine=engine)
-    for module in model.modules():
-        # What is measured is the loading; post-processing costs what it costs in each engine.
-        if hasattr(type(module), "process_weights_after_loading"):
-            module.process_weights_after_loading = None  # type: ignore[assignment]
+    without_processing(model)
     with engine.loading(model):
         model.load_weights(iter(weights.items()))  # type: ignore[operator]
     warm = [torch.zeros_like(tensor) for tensor in weights.values()]
@@ -172,6 +176,7 @@ def overhead(rounds: int) -> dict[str, float]:
     engine = create(EngineOptions())
     model = realize(engine.materialize(checkpoint, Rank()))
     manifest = probe(model, checkpoint, engine=engine)
+    without_processing(model)
     best: dict[str, float] = {}
     for label, chosen in {"plain": None, "in place": {"in_place": True}, "staged": {}}.items():
         loaders = tuple(engine.default_loaders())

@@ -20,7 +20,7 @@ from torch import nn
 
 from probe_cli.errors import ProbeError
 
-__all__ = ["InterceptedLoader", "LoaderInterception", "plain_loader"]
+__all__ = ["InterceptedLoader", "LoaderInterception", "LoaderSites", "plain_loader"]
 
 _ATTRIBUTE = "weight_loader"
 _MISSING = object()
@@ -114,7 +114,8 @@ class LoaderInterception:
 
     `tensors` are those whose classes may define `weight_loader` themselves; `default_loaders` are module-level functions
     that load parameters without a loader of their own: they are replaced under every name they were imported to, for the
-    duration.
+    duration. `sites` remembers those names for whoever intercepts again and again; they are looked for anew when a
+    module has been imported since.
     """
 
     def __init__(
@@ -122,7 +123,9 @@ class LoaderInterception:
         on_call: OnCall,
         tensors: Iterable[torch.Tensor] = (),
         default_loaders: Sequence[Callable[..., object]] = (),
+        sites: LoaderSites | None = None,
     ) -> None:
+        self._sites = LoaderSites() if sites is None else sites
         self.on_call = on_call
         self._classes: dict[type, _Descriptor] = {}
         self._pending = {type(tensor) for tensor in tensors} | {torch.Tensor, nn.Parameter}
@@ -181,12 +184,32 @@ class LoaderInterception:
         wrappers = {id(loader): InterceptedLoader(loader, None, self) for loader in self._default_loaders}
         if not wrappers:
             return
-        for module in list(sys.modules.values()):
-            namespace = getattr(module, "__dict__", None)
-            if not isinstance(namespace, dict):
-                continue
-            for name, value in list(namespace.items()):
-                wrapper = wrappers.get(id(value))
-                if wrapper is not None and value is wrapper.__wrapped__:
-                    namespace[name] = wrapper
-                    self._replaced.append((namespace, name, value, wrapper))
+        for namespace, name in self._sites.find(self._default_loaders):
+            value = namespace.get(name)
+            wrapper = wrappers.get(id(value))
+            if wrapper is not None and value is wrapper.__wrapped__:
+                namespace[name] = wrapper
+                self._replaced.append((namespace, name, value, wrapper))
+
+
+class LoaderSites:
+    """The module-level names under which default loaders stand, as of the last look."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[dict[str, Any], str]] = []
+        self._modules = -1
+
+    def find(self, loaders: Sequence[Callable[..., object]]) -> list[tuple[dict[str, Any], str]]:
+        """(module dictionary, name) of each."""
+        if self._modules != len(sys.modules):
+            wanted = {id(loader) for loader in loaders}
+            namespaces = [getattr(module, "__dict__", None) for module in list(sys.modules.values())]
+            self._found = [
+                (namespace, name)
+                for namespace in namespaces
+                if isinstance(namespace, dict)
+                for name, value in list(namespace.items())
+                if id(value) in wanted
+            ]
+            self._modules = len(sys.modules)
+        return self._found

@@ -99,5 +99,6 @@ def watch_hooks(names_of_modules: Mapping[nn.Module, str], hook_names: frozenset
     try:
         yield log
     finally:
-        sys.setprofile(previous)
+        # A profiler written in C (cProfile) is no function and cannot be set again from here.
+        sys.setprofile(previous if callable(previous) else None)
         profiled.clear()

@@ -13,6 +13,7 @@ from torch import nn
 from probe_cli.errors import ReloadError, UsageError
 from probe_cli.manifest import Manifest, digest
 from probe_cli.manifest.schema import EngineIdentity
+from probe_cli.model.loaders import LoaderSites
 from probe_cli.model.selectors import DEFAULT_CONTROL_FLAGS, Binder
 from probe_cli.reload.cold import ColdLoad
 from probe_cli.reload.contract import Contract
@@ -114,6 +115,7 @@ class ReloadSession:
         self.poison = poison
         self.declined = declined
         self.default_loaders = default_loaders
+        self.loader_sites = LoaderSites()
         self.loading = loading
         self.on_event = on_event
         self.counters = Counters(manifest.rank.index)

@@ -174,7 +174,11 @@ class Update:
                     if session.loading is not None:
                         stack.enter_context(session.loading())
                     stack.enter_context(torch.no_grad())
-                    stack.enter_context(LoaderInterception(self._tracker.on_call, tensors, session.default_loaders))
+                    stack.enter_context(
+                        LoaderInterception(
+                            self._tracker.on_call, tensors, session.default_loaders, session.loader_sites
+                        )
+                    )
                     stack.enter_context(self._tracker.watch if session.watch_direct_writes else nullcontext())
                     yield
                 self._check()
