@@ -58,6 +58,7 @@ class _Command(TopologyCommand, PlainCommand):
 @click.option(
     "--engine", metavar="NAME", help="The engine that the manifest must be for; with --reprobe, the one to build with."
 )
+@click.option("--engine-version", metavar="VERSION", help="The version of it that the manifest must be for.")
 @click.option("--target", metavar="TARGET", help="The target that the manifest must be for.")
 @click.option(
     "--arg",
@@ -91,6 +92,7 @@ def command(
     dp: int | None,
     enable_ep: bool,
     engine: str | None,
+    engine_version: str | None,
     target: str | None,
     reprobe: bool,
     arguments: tuple[str, ...],
@@ -117,6 +119,7 @@ def command(
     expectations = Expectations(
         topology={group: size for group, size in sizes.items() if size is not None},
         engine=None if engine is None else engine.partition(":")[0],
+        engine_version=engine_version,
         target=target,
     )
     comparison = None

@@ -37,8 +37,8 @@ def compare_identity(origin: Bundle | Manifest, checkpoint: Checkpoint | None, e
     for group, size in expected.topology.items():
         compare("PM301", group, getattr(document.topology, group), size)
     compare("PM303", "engine", document.engine.name, expected.engine)
-    if document.engine.name == expected.engine:
-        compare("PM303", f"version of {expected.engine}", document.engine.version, expected.engine_version)
+    if expected.engine in (None, document.engine.name):
+        compare("PM303", f"version of {document.engine.name}", document.engine.version, expected.engine_version)
     if expected.target not in (None, "auto"):
         compare("PM304", "target", document.engine.target, expected.target)
     if checkpoint is not None:

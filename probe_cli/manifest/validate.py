@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from typing import NoReturn
 
 from probe_cli.dtypes import DTYPE_BITS, numel
@@ -91,20 +92,21 @@ def _tensor(dtype: str, shape: tuple[int, ...], where: str, what: str) -> int:
     return elements
 
 
-def _sources(sources: Iterable[SourceEntry], files: int, where: str) -> dict[str, int]:
-    shapes: dict[str, int] = {}
+def _sources(sources: Sequence[SourceEntry], files: int, where: str) -> dict[str, int]:
+    """Elements by name. Whole columns at a time: an index may list a hundred thousand."""
+    kinds = [(source.dtype, source.shape) for source in sources]
     known: dict[tuple[str, tuple[int, ...]], int] = {}
-    for source in sources:
-        if source.name in shapes:
-            _fail(where, "sources", f"{source.name!r} is there twice")
-        kind = (source.dtype, source.shape)
-        elements = known.get(kind)
-        if elements is None:
-            elements = known[kind] = _tensor(*kind, where, f"source {source.name!r}")
-        shapes[source.name] = elements
-        if source.file is not None and source.file >= files:
-            _fail(where, f"source {source.name!r}", f"file {source.file} is not among the {files} files")
-    return shapes
+    for kind in set(kinds):
+        known[kind] = _tensor(*kind, where, f"source {sources[kinds.index(kind)].name!r}")
+    elements = dict(zip([source.name for source in sources], map(known.__getitem__, kinds)))
+    if len(elements) != len(sources):
+        twice = Counter(source.name for source in sources).most_common(1)[0][0]
+        _fail(where, "sources", f"{twice!r} is there twice")
+    for file in {source.file for source in sources}:
+        if file is not None and file >= files:
+            name = next(source.name for source in sources if source.file == file)
+            _fail(where, f"source {name!r}", f"file {file} is not among the {files} files")
+    return elements
 
 
 def _applications(

@@ -161,6 +161,7 @@ class TestConfiguration:
         (["-pp", "2"], "pp"),
         (["--tp", "4", "--enable-expert-parallel"], "ep"),
         (["--engine", "vllm"], "engine"),
+        (["--engine-version", "1.2.4"], "version of sample"),
         (["--target", "cuda:sm90"], "target"),
     ],
 )
