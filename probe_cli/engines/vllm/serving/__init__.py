@@ -29,9 +29,9 @@ def register() -> None:
 
     from probe_cli.engines.vllm.serving.patches import install, install_dummy_loader
 
-    install_dummy_loader(settings)
+    install_dummy_loader()
     if settings.active:
-        install(settings)
+        install()
 
 
 def _refuse(refusal: str, stop: bool) -> None:

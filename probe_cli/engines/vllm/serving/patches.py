@@ -24,11 +24,11 @@ _log = logging.getLogger("probe_cli.vllm")
 _installed: set[str] = set()
 
 
-def install(settings: Settings) -> None:
-    """Replace what tracking needs. Does nothing the second time. Raises EngineError if vLLM lacks one of the places."""
+def install() -> None:
+    """Replace what tracking needs; what is to be done with a model is read when it is created. Does nothing the second time. Raises EngineError if vLLM lacks one of the places."""
     if "create" in _installed:
         return
-    _replace("create", lambda original: _create(original, settings))
+    _replace("create", _create)
     _replace("process", _process)
     _replace("begin", _begin)
     _replace("finish", _finish)
@@ -38,7 +38,7 @@ def install(settings: Settings) -> None:
     worker.probe_manifest_digests = probe_manifest_digests
 
 
-def install_dummy_loader(settings: Settings) -> None:
+def install_dummy_loader() -> None:
     """Teach the dummy loader `enable_load_probe` and `load_manifest`; the rest follows when a model asks for it."""
     if "dummy" in _installed:
         return
@@ -50,7 +50,7 @@ def install_dummy_loader(settings: Settings) -> None:
             original(self, rest)
             if asked is not None:
                 self.probe_manifest = asked
-                install(settings)
+                install()
 
         return init
 
@@ -72,13 +72,14 @@ def _replace(name: str, make: Callable[[Any], Any]) -> None:
                 namespace[key] = replacement
 
 
-def _create(original: Callable[..., nn.Module], settings: Settings) -> Callable[..., nn.Module]:
+def _create(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def create_model(*args: Any, **kwargs: Any) -> nn.Module:
         model = original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs).arguments
+        settings = Settings.read()
         asked: ExtraConfig | None = getattr(bound["self"], "probe_manifest", None)
         if not settings.active and asked is None:
             return model
