@@ -66,9 +66,27 @@ class Contract:
         self.joined: dict[str, tuple[str, ...]] = {}
         #: Full names of tensors that `load_weights` writes itself.
         self.direct_tensors: set[str] = set()
+        #: Index of an expectation -> those (itself among them, in the order of the cold load) that write the same elements:
+        #: they are applied in that order, whatever the order of arrival.
+        self.queues: dict[int, tuple[Expectation, ...]] = {}
         for layer in manifest.layers:
             for application in layer.applications:
                 self._add(layer.name, application)
+        self._line_up(manifest)
+
+    def _line_up(self, manifest: Manifest) -> None:
+        overlapped = {
+            f"{layer.name}.{tensor.name}" if layer.name else tensor.name
+            for layer in manifest.layers
+            for tensor in layer.tensors
+            if tensor.coverage is not None and tensor.coverage.overlap_elements
+        }
+        if not overlapped:
+            return
+        for expectations in self.by_layer.values():
+            queue = tuple(e for e in expectations if not e.direct and overlapped.intersection(e.written))
+            if len(queue) > 1:
+                self.queues.update((e.index, queue) for e in queue)
 
     def _add(self, layer: str, application: Application) -> None:
         key = application_key(layer, application)

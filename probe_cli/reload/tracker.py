@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +42,20 @@ class Destination:
         self.full_name = full_name
         self.key = key
         self.state = state
+
+
+class _Held:
+    """A call that waits for its turn."""
+
+    __slots__ = ("args", "destination", "kwargs", "loader")
+
+    def __init__(
+        self, destination: Destination, loader: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.destination = destination
+        self.loader = loader
+        self.args = args
+        self.kwargs = kwargs
 
 
 class Tracker:
@@ -85,6 +100,8 @@ class Tracker:
         self.storages: dict[int, Destination] = {}
         self.states_by_layer: dict[str, UnitState] = {}
         self._inside = False
+        self._applied: Counter[int] = Counter()
+        self._held: dict[int, list[_Held]] = {}
         #: Set from another thread; the next call raises.
         self.aborted = False
         self._clock = 0
@@ -138,6 +155,9 @@ class Tracker:
             self._prepare(state)
         self._clock += 1
         state.last_used = self._clock
+        queue = self.contract.queues.get(expectation.index) if expectation is not None else None
+        if queue is not None and expectation is not None and self._has_to_wait(expectation, queue):
+            return self._hold(_Held(destination, loader, args, kwargs), expectation)
         if expectation is None or self._verify_writes:
             result, wrote = self._run_watched(loader, destination, args, kwargs)
         else:
@@ -161,7 +181,39 @@ class Tracker:
             self._absorb(destination, sources)
         else:
             self._tick(expectation, state)
+            if queue is not None:
+                self._applied[expectation.index] += 1
+                self._apply_held(queue)
         return result
+
+    # Applications that overlap
+
+    def _has_to_wait(self, expectation: Expectation, queue: Sequence[Expectation]) -> bool:
+        """Whether one that comes before it in the cold load has not been applied; extras do not wait."""
+        if self.progress.seen[expectation.index] >= expectation.count:
+            return False
+        earlier = queue[: queue.index(expectation)]
+        return any(self._applied[other.index] < other.count for other in earlier)
+
+    def _hold(self, held: _Held, expectation: Expectation) -> object:
+        """Keep a call until its turn. The sender may reuse its buffer, so what it brings is copied."""
+        own = held.args[0] if held.args else None
+        held.args = tuple(_copied(value, self.destinations, own) for value in held.args)
+        held.kwargs = {name: _copied(value, self.destinations, own) for name, value in held.kwargs.items()}
+        self.progress.seen[expectation.index] += 1
+        self._held.setdefault(expectation.index, []).append(held)
+        return True if self._binder.accepts(held.loader, "return_success") else None
+
+    def _apply_held(self, queue: Sequence[Expectation]) -> None:
+        for expectation in queue:
+            for held in self._held.pop(expectation.index, ()):
+                result, _ = self._run_watched(held.loader, held.destination, held.args, held.kwargs)
+                if result is False or self._declined(result):
+                    raise self._placement(expectation)
+                self._applied[expectation.index] += 1
+                self._count_down(held.destination.state)
+            if self._applied[expectation.index] < expectation.count:
+                return
 
     def _resolve(
         self,
@@ -240,6 +292,9 @@ class Tracker:
                 state, expectation.layer, f"{expectation.key} arrived more often than the contract requires"
             )
             return
+        self._count_down(state)
+
+    def _count_down(self, state: UnitState) -> None:
         state.remaining -= 1
         if state.remaining == 0:
             state.complete = True
@@ -380,6 +435,12 @@ def _are_plain(kwargs: dict[str, Any]) -> bool:
 
 
 _PLAIN = frozenset({str, int, type(None)})
+
+
+def _copied(value: Any, destinations: Mapping[int, Destination], own: object) -> Any:
+    if isinstance(value, torch.Tensor) and value is not own and id(value) not in destinations:
+        return value.clone()
+    return value
 
 
 def state_layer(destination: Destination) -> str:

@@ -451,7 +451,10 @@ class Update:
     def _event(self, name: str, **values: object) -> None:
         callback = self.session.on_event
         if callback is not None:
-            callback(name, values)
+            try:
+                callback(name, values)
+            except Exception:
+                _log.warning("%s: the callback for %r raised", self._rank, name, exc_info=True)
 
 
 _ABORT_SECONDS = 30.0
