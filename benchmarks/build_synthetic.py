@@ -16,8 +16,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from probe_cli.checkpoint import Checkpoint
 from probe_cli.dtypes import DTYPE_BITS, numel
 from probe_cli.engines.base import EngineOptions
@@ -102,17 +100,6 @@ def write(folder: Path, layers: int, experts: int) -> None:
     (folder / "config.json").write_text(json.dumps(config(layers, experts)))
 
 
-def bare_replay(checkpoint: Checkpoint, topology: Topology) -> float:
-    """CPU seconds of the last rank's own `load_weights` on meta tensors, with nothing recorded."""
-    engine = create_engine("embedded", EngineOptions())
-    model = engine.materialize(checkpoint, topology.ranks()[-1])
-    stream = ((s.name, torch.empty(s.shape, dtype=torch.bfloat16, device="meta")) for s in checkpoint.sources)
-    start = time.process_time()
-    with engine.loading(model):
-        engine.load_weights(model, stream)
-    return time.process_time() - start
-
-
 def run() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--experts", type=int, default=256)
@@ -143,7 +130,7 @@ def measure(checkpoint: Checkpoint, topology: Topology, jobs: int | None, out: P
     phases = {name: sum(result.seconds[name] for result in built.results) / ranks for name in built.results[0].seconds}
     print("wall clock per rank: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items()))
     cpu = (usage.ru_utime + usage.ru_stime) / ranks
-    print(f"CPU per rank: {cpu:.1f} s; a bare load_weights on meta: {bare_replay(checkpoint, topology):.1f} s")
+    print(f"CPU per rank: {cpu:.1f} s")
     print(f"peak memory of a worker: {max(result.peak_rss for result in built.results) / 1e9:.2f} GB")
     start = time.perf_counter()
     built.bundle.write(out)

@@ -139,7 +139,7 @@ def _folded(names: Iterable[str], limit: int | None) -> list[str]:
 
 
 def overview_json(origin: Bundle | Manifest) -> dict[str, Any]:
-    """The overview for programs: the fields are documented in docs/manifest.md."""
+    """The overview for programs: the fields are documented in docs/commands.md."""
     head = _head(origin)
     ranks = [
         {
