@@ -11,6 +11,7 @@ export PYTHON
 
 VLLM_CPU := $(VENV_CACHE)/venv-vllm-cpu
 VLLM_CUDA := $(VENV_CACHE)/venv-vllm-cuda
+VLLM_TESTS = $(wildcard tests/engines/vllm tests/engines/vllm_serving)
 TOOLS := pytest pytest-timeout hypothesis jsonschema
 
 .PHONY: help demo test test-cuda test-vllm test-vllm-cuda lint format venv venv-vllm-cpu venv-vllm-cuda bench clean
@@ -59,7 +60,7 @@ test-vllm: venv-vllm-cpu
 
 test-vllm-cuda: venv-vllm-cuda
 	$(VLLM_CUDA)/bin/python .ci/dist-info build/site
-	PYTHONPATH=$(CURDIR):$(CURDIR)/build/site $(VLLM_CUDA)/bin/python -m pytest tests/engines/vllm \
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/site $(VLLM_CUDA)/bin/python -m pytest $(VLLM_TESTS) \
 		-m "vllm_cuda and not slow" $(PYTEST_FLAGS)
 
 bench: venv
