@@ -66,7 +66,7 @@ class Contract:
         self.joined: dict[str, tuple[str, ...]] = {}
         #: Full names of tensors that `load_weights` writes itself.
         self.direct_tensors: set[str] = set()
-        #: Index of an expectation -> those (itself among them, in the order of the cold load) that write the same elements:
+        #: Index of an expectation -> those (itself too, in the order of the cold load) that write the same elements:
         #: they are applied in that order, whatever the order of arrival.
         self.queues: dict[int, tuple[Expectation, ...]] = {}
         for layer in manifest.layers:

@@ -109,8 +109,8 @@ def _require_hooks(unit: Unit, cold: ColdLoad, seen: HookLog) -> None:
         lacking = cold.hooks.get(name, Counter()) - seen.get(name, Counter())
         if lacking:
             raise ReloadError(
-                f"layer {name or '(model)'}: {some(sorted(lacking), 4)} ran when the weights were first loaded and did not "
-                "run now; the layer would not be what a cold load makes of these weights",
+                f"layer {name or '(model)'}: {some(sorted(lacking), 4)} ran when the weights were first loaded and did "
+                "not run now; the layer would not be what a cold load makes of these weights",
                 hint="make the hook run again, or keep what it depends on in an attribute that post-processing sets",
             )
 

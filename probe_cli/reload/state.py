@@ -94,8 +94,8 @@ class StateSnapshot:
 
 
 def enterable(value: Any) -> bool:
-    """Whether a value is a helper that can hold state. A module without a tensor of its own or below counts as one: vLLM's
-    quantization methods for experts are such modules."""
+    """Whether a value is a helper that can hold state. A module without a tensor of its own or below counts as one:
+    vLLM's quantization methods for experts are such modules."""
     if isinstance(value, (list, dict)):
         return True
     if isinstance(value, nn.Module):

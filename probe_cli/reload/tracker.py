@@ -326,8 +326,8 @@ class Tracker:
             self.progress.declined[layer] += 1  # another rank's, or another layer's: not for this one
             return None
         raise ReloadError(
-            f"{self._rank}: layer {layer or '(model)'} is published already, and {loader_name(loader)} was called again "
-            f"for {destination.full_name} with {' + '.join(names) or 'no source'}; the live tensors were not touched",
+            f"{self._rank}: layer {layer or '(model)'} is published already, and {loader_name(loader)} was called "
+            f"again for {destination.full_name} with {' + '.join(names) or 'no source'}; the live tensors were not touched",
             hint="send each tensor once per update",
         )
 

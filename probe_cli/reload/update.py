@@ -64,6 +64,8 @@ class Update:
         self._findings: list[Finding] = []
         self._ready: list[tuple[UnitState, Processed]] = []
         self._ballots: tuple[Ballot, ...] = ()
+        #: Subjects that this rank has cast its ballot on.
+        self._voted: set[str] = set()
         self._spills = 0
         self._spilled_bytes = 0
         self._published_bytes = 0
@@ -331,6 +333,7 @@ class Update:
 
     def _vote(self, subject: str) -> None:
         if self.session.voter is not None:
+            self._voted.add(subject)
             self._ballots = self.session.voter.vote(self._ballot(True, ""), subject)
 
     def _ballot(self, ok: bool, reason: str) -> Ballot:
@@ -374,7 +377,8 @@ class Update:
                     snapshot.restore()
         voter = self.session.voter
         if voter is not None:
-            for subject in ("publication", "outcome") if self.session.commit == "model" else ("outcome",):
+            subjects = ("publication", "outcome") if self.session.commit == "model" else ("outcome",)
+            for subject in [subject for subject in subjects if subject not in self._voted]:
                 with suppress(ReloadError):  # that is what a ballot against comes to
                     voter.vote(self._ballot(False, reason), subject)
         undefined = f"update {self.number} failed after live tensors had changed: {reason}" if self._mutated else None

@@ -3,6 +3,7 @@ bits."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Mapping
 
@@ -20,7 +21,6 @@ from probe_cli.probe import probe
 from probe_cli.reload import ColdLoad, ReloadSession
 from probe_cli.topology import Rank, Topology
 from tests.reload.models import Weights, checkpoint_of, pointers, same, state
-import itertools
 
 RANKS = {
     "single": Rank(),

@@ -16,6 +16,7 @@ from probe_cli.reload.audit import TensorMap, compare
 from probe_cli.reload.device import CpuDevice, Device
 from probe_cli.reload.pool import StagingPool
 from probe_cli.topology import Topology
+from tests.reload.cases import DEEP, QKV, Deep, Fused, Pair, Scaled, Shared, Swapped
 from tests.reload.models import (
     Model,
     cold,
@@ -27,7 +28,6 @@ from tests.reload.models import (
     state,
     weights_like,
 )
-from tests.reload.test_cases import DEEP, QKV, Deep, Fused, Pair, Scaled, Shared, Swapped
 
 
 def test_the_pool_never_hands_out_more_than_its_budget_and_merges_what_comes_back() -> None:
@@ -38,9 +38,9 @@ def test_the_pool_never_hands_out_more_than_its_budget_and_merges_what_comes_bac
     pool.give_back(1024, 1024)
     pool.give_back(0, 1000)
     assert pool.take(2048) is not None and pool.used == 4096
+    pool.give_back(512, 512)
     with pytest.raises(ReloadError, match="returned twice"):
-        for _ in range(2):
-            pool.give_back(512, 512)
+        pool.give_back(512, 512)
 
 
 class Apart(Device):
@@ -214,9 +214,11 @@ def test_a_manifest_of_another_model_rank_or_engine_is_refused_by_name() -> None
 def test_a_source_of_another_shape_is_refused_when_it_arrives() -> None:
     session = session_of(Fused, weights_like(QKV, 1))
     before = state(session.model)
-    with pytest.raises(ReloadError, match=r"attn\.q_proj\.weight: arrived as F32\[1, 3\].*F32\[2, 3\]") as failure:
-        with session.update() as update:
-            update.load_weights([("attn.q_proj.weight", torch.ones(1, 3))])
+    with (
+        pytest.raises(ReloadError, match=r"attn\.q_proj\.weight: arrived as F32\[1, 3\].*F32\[2, 3\]") as failure,
+        session.update() as update,
+    ):
+        update.load_weights([("attn.q_proj.weight", torch.ones(1, 3))])
     assert "--wire" in (failure.value.hint or "")
     assert same(state(session.model), before)
 

@@ -14,8 +14,8 @@ from probe_cli.errors import IncompleteUpdate
 from probe_cli.probe import probe
 from probe_cli.reload import ReloadSession, record
 from probe_cli.topology import Rank, Topology
+from tests.reload.cases import DEEP, EXPERTS, JOINED, Deep, Joined, Mamba, Moe, Packed, Padded, Sinks
 from tests.reload.models import checkpoint_of, same, state, weights_like
-from tests.reload.test_cases import DEEP, EXPERTS, JOINED, Deep, Joined, Mamba, Moe, Packed, Padded, Sinks
 
 SHAPES = {
     Mamba: {"mixer.A": (4,), "mixer.dt_bias": (4,), "mixer.D": (4,)},

@@ -11,8 +11,8 @@ import torch
 
 from probe_cli.errors import ReloadError
 from probe_cli.reload import ReloadSession
+from tests.reload.cases import DEEP, Deep
 from tests.reload.models import cold, same, session_of, state, weights_like
-from tests.reload.test_cases import DEEP, Deep
 
 
 def test_abort_from_another_thread_while_loading() -> None:
@@ -111,9 +111,9 @@ def test_the_undefined_state_outlives_its_session() -> None:
     a, b = weights_like(DEEP, 1), weights_like(DEEP, 2)
     model, manifest, captured = cold(Deep, a)
     first = ReloadSession(model, manifest, cold=captured)
-    with pytest.raises(RuntimeError, match="gone"), first.update() as update:
-        update.load_weights((name, b[name]) for name in ("layer.0.q", "layer.0.k", "layer.0.v"))
-        raise RuntimeError("gone")
+    update = first.update()
+    update.load_weights((name, b[name]) for name in ("layer.0.q", "layer.0.k", "layer.0.v"))
+    update.abort("gone")
     first.close()
     assert first.state == "closed"
     second = ReloadSession(model, manifest, cold=captured)

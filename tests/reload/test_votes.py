@@ -18,8 +18,8 @@ from probe_cli.manifest import Manifest
 from probe_cli.probe import probe
 from probe_cli.reload import ReloadSession
 from probe_cli.topology import Topology
+from tests.reload.cases import DEEP, Deep
 from tests.reload.models import checkpoint_of, same, state, weights_like
-from tests.reload.test_cases import DEEP, Deep
 
 WORLD = 4
 TOPOLOGY = Topology(tp=WORLD)
