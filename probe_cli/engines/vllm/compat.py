@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["default_loaders", "inspect_in_process", "keep_layers_unprocessed", "no_ports"]
+__all__ = ["default_loaders", "inspect_in_process", "keep_layers_unprocessed", "no_fusion_sizes", "no_ports", "preload"]
 
 
 def default_loaders() -> Sequence[Callable[..., object]]:
@@ -39,3 +39,18 @@ def keep_layers_unprocessed() -> None:
         info.loaded_weights.clear()
 
     layerwise._layerwise_process = leave
+
+
+def no_fusion_sizes() -> None:
+    """`vllm/config/compilation.py` (0.32, 0.33) imports FlashInfer, seconds of work, to ask up to which size an all-reduce is
+    fused with what follows it. Nothing is compiled in a build."""
+    from vllm.config.compilation import PassConfig
+
+    PassConfig.flashinfer_max_size = lambda self, world_size: None
+
+
+def preload(model_config: Any) -> None:
+    """Import the model's class before workers are forked (`vllm/model_executor/model_loader/utils.py`, 0.32 and 0.33)."""
+    from vllm.model_executor.model_loader.utils import get_model_cls
+
+    get_model_cls(model_config)

@@ -77,6 +77,8 @@ class VllmEngine:
         if topology.dp == 1:
             # The configuration is the same for all ranks then; making it here makes it once.
             self._config = self._make_config(checkpoint, topology, topology.rank(0))
+            with errors_fail("importing the model"):
+                self._preload(self._model_config(self._config))
         return topology.ranks()
 
     def warm_up(self) -> None:
@@ -94,6 +96,7 @@ class VllmEngine:
         self._check_platform()
         compat.inspect_in_process()
         compat.no_ports()
+        compat.no_fusion_sizes()
         compat.keep_layers_unprocessed()
         self._ready = True
 
@@ -150,6 +153,12 @@ class VllmEngine:
 
     def default_loaders(self) -> Sequence[Callable[..., object]]:
         return compat.default_loaders()
+
+    def _preload(self, model_config: Any) -> None:
+        try:
+            compat.preload(model_config)
+        except Exception as error:
+            raise EngineError(f"vLLM cannot load this model: {_reason(error)}") from error
 
     def _check_platform(self) -> None:
         from vllm.platforms import current_platform
