@@ -120,7 +120,8 @@ class Collector:
         return result
 
     def _direct(self, writes: list[ModelWrite]) -> None:
-        sources, writes = _attribute([], writes)
+        given = [source for write in writes for source in write.given]
+        sources, writes = _attribute(given, writes)
         if not sources:
             owned = writes[0].owned
             raise self.recorder.fail(

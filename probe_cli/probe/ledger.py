@@ -224,7 +224,13 @@ class Ledger:
         return next((owned for owned in owners if owned.tensor.shape == target.shape), owners[0] if owners else None)
 
     def _record(
-        self, owners: list[OwnedTensor], target: torch.Tensor, reads: list[Read], op: str, partial: bool = False
+        self,
+        owners: list[OwnedTensor],
+        target: torch.Tensor,
+        reads: list[Read],
+        op: str,
+        partial: bool = False,
+        given: tuple[int, ...] = (),
     ) -> None:
         owned = self._owner(owners, target)
         at = view_of(target)
@@ -260,7 +266,10 @@ class Ledger:
             for read in reads
         ]
         if not writes or not whole:
-            writes.insert(0, ModelWrite(owned, at, None, None, False, not partial, None, other, op, partial=partial))
+            constant = ModelWrite(
+                owned, at, None, None, False, not partial, None, other, op, partial=partial, given=given
+            )
+            writes.insert(0, constant)
         self._commit(owned, storage_key(target), writes, start)
 
     def _record_pieces(self, owners: list[OwnedTensor], target: torch.Tensor, pieces: list[Piece], op: str) -> None:

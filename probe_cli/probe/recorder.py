@@ -74,7 +74,8 @@ class Recorder(Ledger, TorchDispatchMode):
                 else:
                     reads = self._elementwise_reads(target, [source], False)
                 if target.numel():
-                    self._record(owners, target, reads, "aten::copy_")
+                    given = () if reads else tuple(self._given(source))
+                    self._record(owners, target, reads, "aten::copy_", given=given)
                 return target
         if func is _ITEM:  # expert maps are asked tens of thousands of times
             tensor = args[0]

@@ -32,6 +32,8 @@ class ModelWrite:
     recalled: bool = False
     #: The operator may have left some elements of `dst` as they were.
     partial: bool = False
+    #: Nothing is read, but the value was handed over in the tensor of these sources (zeroed by the load, say).
+    given: tuple[int, ...] = ()
 
 
 def code_line() -> str:

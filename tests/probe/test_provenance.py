@@ -16,7 +16,7 @@ from probe_cli.manifest import Manifest
 from probe_cli.manifest.schema import Application, View
 from probe_cli.probe import probe, replay
 from probe_cli.probe.live import LiveEngine
-from tests.oracle import LoadingModel, applications, checkpoint_of, each
+from tests.oracle import LoadingModel, applications, checkpoint_of, each, tensor
 
 SOURCES = {"a": torch.arange(4.0), "b": torch.arange(4.0) + 4, "c": torch.arange(4.0) + 8}
 
@@ -297,3 +297,19 @@ def test_operators_that_mix_elements_are_upper_bounds(tmp_path: Path) -> None:
     (application,) = applications(probe(_model(each(step)), _checkpoint(tmp_path)))
     (write,) = application.writes
     assert (write.exact, write.computed, write.src, write.dst) == (False, True, View(0, (2, 2), (2, 1)), None)
+
+
+def test_source_zeroed_by_the_load_still_names_the_write(tmp_path: Path) -> None:
+    """vLLM's GPT-OSS on every rank but the first: the bias is zeroed in place and then copied, without a loader."""
+
+    def step(model: LoadingModel, name: str, value: torch.Tensor) -> None:
+        value.zero_()
+        model.bias.copy_(value)
+
+    checkpoint = checkpoint_of(tmp_path, {"b": torch.ones(4)})
+    manifest = probe(LoadingModel(each(step), bias=torch.full((4,), 7.0)), checkpoint)
+    (application,) = applications(manifest)
+    assert application.sources == ("b",)
+    assert application.direct
+    assert [write.source for write in application.writes] == [None]
+    assert tensor(manifest, "", "bias").coverage is None
