@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 from probe_cli.dtypes import numel
@@ -84,7 +85,7 @@ def decompose(view: View, shape: tuple[int, ...], stride: tuple[int, ...] | None
     strides = contiguous(shape) if stride is None else stride
     dims = sorted((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: strides[d], reverse=True)
     base = [(d, shape[d], strides[d]) for d in dims]
-    if any(outer[2] < inner[2] * inner[1] for outer, inner in zip(base, base[1:])) or (base and base[-1][2] < 1):
+    if any(outer[2] < inner[2] * inner[1] for outer, inner in pairwise(base)) or (base and base[-1][2] < 1):
         return None
     fragments: list[Fragment] = []
     if 0 in view.shape:

@@ -196,9 +196,9 @@ def _write(
     ):
         src = None
     dst: View | None = write.dst
-    if state is not None and write.dst_dtype is None and state.stride == contiguous(state.shape):
-        if is_whole(write.dst, state.shape):
-            dst = None
+    dense = state is not None and write.dst_dtype is None and state.stride == contiguous(state.shape)
+    if dense and state is not None and is_whole(write.dst, state.shape):
+        dst = None
     dst_dtype, exact = write.dst_dtype, write.exact
     if dst is not None and state is not None and not _fits(write, state):
         dst, dst_dtype, exact = None, None, False  # the tensor was larger then, and has been replaced since
