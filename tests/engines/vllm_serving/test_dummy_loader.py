@@ -31,6 +31,7 @@ def header_only(folder: Path, to: Path) -> Path:
 def test_enable_load_probe_reads_headers_alone(folders: tuple[Path, Path], cold: Any, tmp_path: Path) -> None:
     from probe_cli.errors import IncompleteUpdate
 
+    expected = cold(folders[1])
     where = header_only(folders[0], tmp_path / "headers")
     with serve(where, load_format="dummy", model_loader_extra_config={"enable_load_probe": True}) as served:
         assert served.status["tracked"] is True
@@ -38,7 +39,7 @@ def test_enable_load_probe_reads_headers_alone(folders: tuple[Path, Path], cold:
             served.reload(weights_iterator=without(folders[1], *MISSING))
         assert all(name in str(failure.value) for name in MISSING)
         served.reload(weights_iterator=without(folders[1]))
-        assert (served.digests, served.tokens()) == cold(folders[1])
+        assert (served.digests, served.tokens()) == expected
         probed = served.status["contract_digest"]
     with serve(folders[0], "record") as recorded:
         assert recorded.status["contract_digest"] == probed
@@ -53,11 +54,12 @@ def test_the_probe_leaves_the_model_as_the_dummy_loader_does(folders: tuple[Path
 
 
 def test_load_manifest_takes_a_built_one(folders: tuple[Path, Path], cold: Any, tmp_path: Path) -> None:
+    expected = cold(folders[1])
     with serve(folders[0], "record") as recorded:
         path = recorded.worker.get_model()._probe_manifest.session.manifest.write(tmp_path / "rank0.json.gz")
     with serve(folders[0], load_format="dummy", model_loader_extra_config={"load_manifest": str(path)}) as served:
         served.reload(weights_iterator=without(folders[1]))
-        assert served.digests == cold(folders[1])[0]
+        assert served.digests == expected[0]
 
 
 @pytest.mark.parametrize(

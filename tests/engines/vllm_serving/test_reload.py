@@ -1,9 +1,4 @@
-"""`reload_weights` of a running engine, tracked by contract.
-
-Measured on vLLM 0.32.0 without the plugin: an update that lacks two tensors returns normally and names neither, and a complete
-reload of the same weights changes four tensors of a small Qwen3-MoE, since the experts' kernel has a hook of its own that runs
-on the first load alone (`UnquantizedFusedMoEMethod._setup_kernel`).
-"""
+"""`reload_weights` of a running engine, tracked by contract."""
 
 from __future__ import annotations
 
@@ -37,29 +32,11 @@ def folders(checkpoints: Any) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def served(folders: tuple[Path, Path]) -> Iterator[Served]:
+def served(folders: tuple[Path, Path], cold: Any) -> Iterator[Served]:
+    for folder in folders:
+        cold(folder)  # two engines at once would share what vLLM keeps in globals
     with serve(folders[0], "record") as engine:
         yield engine
-
-
-@pytest.fixture(scope="module")
-def plain(folders: tuple[Path, Path]) -> Iterator[Served]:
-    with serve(folders[0]) as engine:
-        yield engine
-
-
-def test_the_fault_incomplete_updates_pass_without_the_plugin(plain: Served, folders: tuple[Path, Path]) -> None:
-    plain.reload(weights_iterator=without(folders[1], *MISSING))
-    assert plain.status["tracked"] is False
-
-
-def test_the_fault_a_reload_of_the_same_weights_changes_the_experts(plain: Served, folders: tuple[Path, Path], cold: Any) -> None:
-    from probe_cli.engines.vllm.serving.digests import differing
-
-    plain.reload(weights_path=str(folders[0]))
-    changed = differing(plain.digests, cold(folders[0])[0])
-    assert changed == [f"model.layers.{i}.mlp.experts.routed_experts.{w}_weight" for i in (0, 1) for w in ("w13", "w2")]
-    assert plain.tokens() != cold(folders[0])[1]
 
 
 def test_the_first_load_is_the_same_with_the_plugin(served: Served, folders: tuple[Path, Path], cold: Any) -> None:
@@ -105,12 +82,13 @@ def test_missing_tensors_are_named_and_a_full_update_repairs(served: Served, fol
 def test_a_duplicate_does_not_stand_in_for_a_missing_tensor_case_1(served: Served, folders: tuple[Path, Path]) -> None:
     from probe_cli.errors import IncompleteUpdate
 
-    twice = tensors(folders[1])
-    doubled = [(n, t) for n, t in twice.items() if n != MISSING[0]] + [(MISSING[0].replace("k_proj", "v_proj"),) * 1]
-    stream = [*doubled[:-1], (doubled[-1][0], twice[doubled[-1][0]])]
-    stream.insert(0, stream[-1])
+    sent = tensors(folders[1])
+    other = MISSING[0].replace("k_proj", "v_proj")
+    stream = [(name, tensor) for name, tensor in sent.items() if name != MISSING[0]]
+    stream.insert(stream.index(next(item for item in stream if item[0] == other)), (other, sent[other]))
     with pytest.raises(IncompleteUpdate, match="k_proj"):
-        served.reload(weights_iterator=iter(stream[:-1]))
+        served.reload(weights_iterator=iter(stream))
+    assert served.status["receipt"]["extras"] == 1
     served.reload(weights_path=str(folders[0]))
 
 

@@ -36,7 +36,8 @@ def changed(manifest: Path, to: Path, change: Any) -> Path:
     values.pop("digest")
     values.pop("contract_digest")
     document = msgspec.convert(values, ManifestDocument)
-    fields = {f: getattr(document, f) for f in document.__struct_fields__ if f not in ("format", "version", "digest", "contract_digest")}
+    derived = ("format", "version", "digest", "contract_digest")
+    fields = {name: getattr(document, name) for name in document.__struct_fields__ if name not in derived}
     return Manifest.build(**fields).write(to)
 
 
@@ -86,6 +87,7 @@ def test_the_manifest_built_offline_is_the_contract_recorded_in_the_engine(
     import subprocess
     import sys
 
+    expected = cold(folders[1])
     out = tmp_path / "bundle"
     command = [sys.executable, "-m", "probe_cli", "build", str(folders[0]), "--engine", "vllm", "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -93,7 +95,7 @@ def test_the_manifest_built_offline_is_the_contract_recorded_in_the_engine(
     with serve(folders[0], str(out), env={"PROBE_MANIFEST_RECEIPTS": str(tmp_path / "receipts")}) as served:
         offline = served.status["contract_digest"]
         served.reload(weights_path=str(folders[1]))
-        assert (served.digests, served.tokens()) == cold(folders[1])
+        assert (served.digests, served.tokens()) == expected
     receipt = json.loads((tmp_path / "receipts" / "receipt-rank0-update1.json").read_text())
     assert receipt["ok"] is True and receipt["contract_digest"] == offline
     with serve(folders[0], "record") as recorded:

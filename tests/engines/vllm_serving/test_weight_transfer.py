@@ -41,7 +41,9 @@ def folders(checkpoints: Any) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module", params=["file-ipc", "file-nccl"])
-def served(folders: tuple[Path, Path], request: pytest.FixtureRequest) -> Iterator[Served]:
+def served(folders: tuple[Path, Path], cold: Any, request: pytest.FixtureRequest) -> Iterator[Served]:
+    for folder in folders:
+        cold(folder)
     from vllm.config import WeightTransferConfig
 
     from tests.engines.vllm_serving.transfer import register

@@ -25,7 +25,8 @@ _installed: set[str] = set()
 
 
 def install() -> None:
-    """Replace what tracking needs; what is to be done with a model is read when it is created. Does nothing the second time. Raises EngineError if vLLM lacks one of the places."""
+    """Replace what tracking needs; what is to be done with a model is read when it is created. Does nothing the second time.
+    Raises EngineError if vLLM lacks one of the places."""
     if "create" in _installed:
         return
     _replace("create", _create)
@@ -84,7 +85,7 @@ def _create(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         if not settings.active and asked is None:
             return model
         config, model_config = bound["vllm_config"], bound["model_config"]
-        role = "main" if model_config is config.model_config else "draft"
+        role = "draft" if getattr(model_config, "runner_type", None) == "draft" else "main"
         TrackedModel(model, config, model_config, role, asked.settings(settings) if asked else settings)
         return model
 

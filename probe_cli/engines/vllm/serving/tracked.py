@@ -21,6 +21,7 @@ from probe_cli.engines.vllm.serving.sources import NotedSources, headers_of
 from probe_cli.errors import ProbeManifestError, ReloadError
 from probe_cli.manifest import Manifest
 from probe_cli.reload import ColdLoad, ReloadSession, Update
+from probe_cli.reload.cold import Residue
 
 __all__ = ["TrackedModel", "tracked"]
 
@@ -42,12 +43,13 @@ class TrackedModel:
     """
 
     __slots__ = (
-        "_config", "_model_config", "_original_load", "_update", "generation", "log", "model", "noted", "reason", "role",
-        "session", "settings",
+        "_config", "_model_config", "_original_load", "_update", "generation", "log", "model", "noted", "rank", "reason",
+        "role", "session", "settings",
     )  # fmt: skip
 
     def __init__(self, model: nn.Module, config: Any, model_config: Any, role: str, settings: Settings) -> None:
         self.model = model
+        self.rank = rank_of(config)
         self.role = role
         self.settings = settings
         self.noted = NotedSources()
@@ -97,6 +99,7 @@ class TrackedModel:
             manifest = self._manifest()
             cold = ColdLoad(self.model, self._processing())
             cold.loaded(manifest)
+            self._keep_on_host(cold)
         except ProbeManifestError as error:
             self._give_up(error)
         if cold is None or self.reason:
@@ -115,6 +118,12 @@ class TrackedModel:
             manifest.contract_digest[:19], time.perf_counter() - started,
         )  # fmt: skip
 
+    @staticmethod
+    def _keep_on_host(cold: ColdLoad) -> None:
+        # Level 2 of vLLM's sleep mode discards all device memory that was taken while the model was loaded.
+        for name, residue in cold.residue.items():
+            cold.residue[name] = Residue(residue.boxes, tuple(value.cpu() for value in residue.values))
+
     def _processing(self) -> VllmProcessing:
         return VllmProcessing(self.model, self._model_config, torch.device(self._config.device_config.device))
 
@@ -126,7 +135,7 @@ class TrackedModel:
     def _manifest(self) -> Manifest:
         source = self.settings.source(self.role)
         if source != RECORD:
-            return Manifest.read(source, rank_of(self._config).index)
+            return Manifest.read(source, self.rank.index)
         path = self._model_config.model
         if len(self.noted):
             checkpoint = self.noted.checkpoint(path)
@@ -143,8 +152,8 @@ class TrackedModel:
             cold=cold,
             load=self._original_load,
             loading=lambda: loading_context(self._config, self._model_config.dtype),
-            rank=rank_of(self._config),
-            topology=rank_of(self._config).topology,
+            rank=self.rank,
+            topology=self.rank.topology,
             engine=engine_identity(self._config, manifest.engine.target),
             default_loaders=(default_weight_loader,),
             staging_bytes=self.settings.staging_bytes,
@@ -218,11 +227,10 @@ class TrackedModel:
     def status(self) -> dict[str, Any]:
         """Plain values for whoever asks over the wire."""
         session = self.session
-        rank = rank_of(self._config)
         found: dict[str, Any] = {
             "role": self.role,
-            "rank": rank.index,
-            "topology": str(rank.topology),
+            "rank": self.rank.index,
+            "topology": str(self.rank.topology),
             "model": type(self.model).__name__,
             "tracked": session is not None,
             "reason": self.reason,
