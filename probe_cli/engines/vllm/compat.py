@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["default_loaders", "inspect_in_process", "keep_layers_unprocessed", "no_fusion_sizes", "no_ports", "preload"]
+__all__ = [
+    "default_loaders", "import_kernels", "inspect_in_process", "keep_layers_unprocessed", "no_fusion_sizes", "no_ports",
+    "preload",
+]  # fmt: skip
 
 
 def default_loaders() -> Sequence[Callable[..., object]]:
@@ -49,8 +55,20 @@ def no_fusion_sizes() -> None:
     PassConfig.flashinfer_max_size = lambda self, world_size: None
 
 
+def import_kernels() -> None:
+    """What every CUDA worker comes to import while it chooses kernels and attention backends (0.32, 0.33): several seconds,
+    which the parent spends once. What cannot be imported is not there for the workers either."""
+    for name in ("vllm.v1.attention.backends.flashinfer", "vllm.model_executor.kernels.linear"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
 def preload(model_config: Any) -> None:
     """Import the model's class before workers are forked (`vllm/model_executor/model_loader/utils.py`, 0.32 and 0.33)."""
     from vllm.model_executor.model_loader.utils import get_model_cls
 
     get_model_cls(model_config)
+    # `vllm/models/beam/nvidia/allreduce.py` (0.33): memory shared by all ranks, for a step of serving. None means "without".
+    allreduce = sys.modules.get("vllm.models.beam.nvidia.allreduce")
+    if allreduce is not None:
+        allreduce.BeamAllReduceWorkspace.create = lambda *args, **options: None

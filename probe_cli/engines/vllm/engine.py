@@ -98,6 +98,8 @@ class VllmEngine:
         compat.no_ports()
         compat.no_fusion_sizes()
         compat.keep_layers_unprocessed()
+        if self._target != "cpu":
+            compat.import_kernels()
         self._ready = True
 
     def ordered(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -115,6 +117,7 @@ class VllmEngine:
             config = self._config
             config.parallel_config.rank = rank.index
             model_config = self._model_config(config)
+            self._preload(model_config)
             from probe_cli.engines.vllm.distributed import start_groups
 
             try:
