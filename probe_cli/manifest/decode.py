@@ -103,6 +103,8 @@ def _decode(decoder: msgspec.json.Decoder[Any], text: bytes, where: str) -> Any:
         raise ManifestError(f"{where}: {_short(str(error))}") from None
     except msgspec.DecodeError as error:
         raise ManifestError(f"{where}: not valid JSON: {_short(str(error))}") from None
+    except UnicodeDecodeError as error:  # msgspec before 0.19
+        raise ManifestError(f"{where}: not valid JSON: Invalid UTF-8 encoded string ({error.reason})") from None
     except RecursionError:
         raise ManifestError(f"{where}: nested too deeply for a manifest") from None
     except UsageError as error:  # from Topology

@@ -41,11 +41,17 @@ def json_schema_text() -> str:
 def _tidy(value: Any) -> Any:
     """Descriptions on one line: docstrings are wrapped for the source file."""
     if isinstance(value, dict):
-        return {
-            key: " ".join(item.split()) if key == "description" and isinstance(item, str) else _tidy(item)
-            for key, item in value.items()
-        }
+        return {key: _member(key, item) for key, item in value.items()}
     return [_tidy(item) for item in value] if isinstance(value, list) else value
+
+
+def _member(key: str, item: Any) -> Any:
+    if key == "description" and isinstance(item, str):
+        return " ".join(item.split())
+    if key == "anyOf" and isinstance(item, list):
+        # In an order that depends on msgspec's version, and means nothing.
+        return sorted(map(_tidy, item), key=lambda alternative: json.dumps(alternative, sort_keys=True))
+    return _tidy(item)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """The typed form of a manifest and of a bundle's index: schema version 1. `docs/manifest.md` is the specification.
 
 All structs are frozen. Nothing here imports torch: dtypes are safetensors spellings, geometry is in elements.
+
+Fields that have their default value are left out of files. msgspec tells by identity, not by equality, so each struct
+puts the default itself in the place of what is only equal to it: the same content gives the same bytes, wherever a
+string came from.
 """
 
 from __future__ import annotations
@@ -57,6 +61,13 @@ Selector: TypeAlias = Any
 Box: TypeAlias = Annotated[tuple[tuple[Size, Size], ...], _DIMS]
 
 
+def _put_defaults(value: msgspec.Struct, **defaults: object) -> None:
+    for name, default in defaults.items():
+        found = getattr(value, name)
+        if found is not default and found == default:
+            msgspec.structs.force_setattr(value, name, default)
+
+
 class View(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A strided view of a tensor in elements: what `torch.as_strided(tensor, shape, stride, offset)` selects."""
 
@@ -103,6 +114,9 @@ class Application(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     attribution: Literal["storage", "stream"] = "storage"
     writes: tuple[Write, ...] = ()
 
+    def __post_init__(self) -> None:
+        _put_defaults(self, count=1, attribution="storage", writes=())
+
     @property
     def computed(self) -> bool:
         """True if any write went through arithmetic, a cast or a copy."""
@@ -120,6 +134,9 @@ class Coverage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     overlaps: tuple[Box, ...] = ()
     #: False if some write's destination is only an upper bound, so gaps may be larger than stated.
     exact: bool = True
+
+    def __post_init__(self) -> None:
+        _put_defaults(self, gap_elements=0, gaps=(), overlap_elements=0, overlaps=())
 
 
 class TensorEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -139,6 +156,9 @@ class TensorEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     storage_offset: Size = 0
     coverage: Coverage | None = None
 
+    def __post_init__(self) -> None:
+        _put_defaults(self, kind="parameter", storage_offset=0)
+
 
 class Layer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A module that directly owns tensors, in model order, and its contract."""
@@ -149,6 +169,9 @@ class Layer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     tensors: tuple[TensorEntry, ...] = ()
     #: In the order of first arrival.
     applications: tuple[Application, ...] = ()
+
+    def __post_init__(self) -> None:
+        _put_defaults(self, tensors=(), applications=())
 
 
 class SourceEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -183,6 +206,9 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, gc=False, omit_defaults=Tr
     repo_id: str | None = None
     files: tuple[FileIdentity, ...] = ()
 
+    def __post_init__(self) -> None:
+        _put_defaults(self, kind="files", files=())
+
 
 class EngineIdentity(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The engine whose loading code was run, and what it was told to load for."""
@@ -195,6 +221,9 @@ class EngineIdentity(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     emulated: bool = False
     #: Engine arguments that shape the contract.
     arguments: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        _put_defaults(self, target="cpu")
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,12 @@ def test_the_table_of_changes_is_that_of_the_code() -> None:
 
 
 def schema(name: str) -> Any:
-    text = files("check_jsonschema.builtin_schemas").joinpath("vendor", f"{name}.json").read_text(encoding="utf-8")
-    return json.loads(text)
+    # Found, not imported: the package's command line does not import everywhere.
+    found = find_spec("check_jsonschema")
+    assert found is not None
+    assert found.origin is not None
+    vendor = Path(found.origin).parent / "builtin_schemas" / "vendor"
+    return json.loads((vendor / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def check_against(name: str, document: Any) -> None:

@@ -231,3 +231,28 @@ def test_selectors_without_a_json_form_are_refused(value: object) -> None:
     }
     with pytest.raises(ManifestError, match=r"layer 'l', tensor 'w': selectors"):
         Manifest.build(**parts, layers=[layer])
+
+
+def test_what_only_equals_a_default_is_left_out_like_the_default() -> None:
+    """A string that was read from a file or put together is another object than the one in the code."""
+
+    def fresh(text: str) -> str:
+        return "".join(list(text))
+
+    given = dense_manifests()[0].document
+    layers = [
+        msgspec.structs.replace(
+            layer,
+            tensors=tuple(msgspec.structs.replace(t, kind=fresh(t.kind)) for t in layer.tensors),
+            applications=tuple(
+                msgspec.structs.replace(a, attribution=fresh("storage"), count=int("1")) for a in layer.applications
+            ),
+        )
+        for layer in given.layers
+    ]
+    engine = msgspec.structs.replace(given.engine, target=fresh("cpu"))
+    checkpoint = msgspec.structs.replace(given.checkpoint, kind=fresh("files"))
+    names = ("topology", "rank", "model", "sources", "summary")
+    parts = {name: getattr(given, name) for name in names}
+    manifest = Manifest.build(**parts, engine=engine, checkpoint=checkpoint, layers=layers)
+    assert manifest.to_bytes() == dense_manifests()[0].to_bytes()

