@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from probe_cli.manifest.check import CheckReport
 from probe_cli.manifest.fold_findings import FoldedFinding, fold_findings
-from probe_cli.report.findings_text import findings_text
+from probe_cli.report.findings_text import artifact, findings_text
 from probe_cli.report.plain import clip, github_data, github_property
 
 __all__ = ["findings_github"]
@@ -32,7 +32,7 @@ def findings_github(report: CheckReport) -> str:
 
 
 def _annotation(path: str, finding: FoldedFinding) -> str:
-    where = finding.file if finding.code == "PM202" and finding.file else path
+    where = artifact(path, finding)
     file = f"file={github_property(where)}," if where else ""
     title = github_property(f"{finding.code} {finding.name}")
     message = clip("\n".join([finding.message, *finding.details]), _MAX_MESSAGE)

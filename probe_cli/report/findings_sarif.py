@@ -13,6 +13,7 @@ from urllib.parse import quote
 from probe_cli.manifest.check import CheckReport
 from probe_cli.manifest.findings import CODES, Code, Finding
 from probe_cli.manifest.fold_findings import FoldedFinding, fold_findings
+from probe_cli.report.findings_text import artifact
 from probe_cli.report.plain import clip, printable
 
 __all__ = ["SARIF_SCHEMA", "findings_sarif"]
@@ -61,7 +62,7 @@ def _results(path: str | None, findings: Iterable[Finding]) -> list[dict[str, An
 
 def _result(path: str | None, finding: FoldedFinding) -> dict[str, Any]:
     message = clip(printable("\n".join([finding.message, *finding.details])), _MAX_MESSAGE)
-    where = finding.file if finding.code == "PM202" and finding.file else path
+    where = artifact(path or "", finding)
     identity = "\0".join((finding.code, finding.subject, finding.what))
     location: dict[str, Any] = {
         "physicalLocation": {"artifactLocation": {"uri": _uri(where or "checkpoint")}, "region": {"startLine": 1}}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 
+from probe_cli.manifest.bundle import INDEX_FILE
 from probe_cli.manifest.check import CheckedManifest, CheckReport
 from probe_cli.manifest.findings import Finding
 from probe_cli.manifest.fold_findings import FoldedFinding, describe_ranks, fold_findings
 from probe_cli.report.plain import printable
 
-__all__ = ["findings_text", "verdict"]
+__all__ = ["artifact", "findings_text", "verdict"]
 
 _COLORS = {"error": "\033[31;1m", "warning": "\033[33m", "ok": "\033[32m"}
 _LIMIT = 40
@@ -42,6 +44,13 @@ def verdict(report: CheckReport) -> str:
     if report.suppressed:
         parts.append(f"{report.suppressed:,} ignored")
     return f"{', '.join(parts)}{against}"
+
+
+def artifact(path: str, finding: FoldedFinding) -> str:
+    """The file that a finding is shown at: annotations belong to files, so a bundle stands for its index."""
+    if finding.code == "PM202" and finding.file:
+        return finding.file
+    return os.path.join(path, INDEX_FILE) if path and os.path.isdir(path) else path
 
 
 def _heading(manifest: CheckedManifest) -> str:

@@ -125,5 +125,5 @@ def test_the_action_checks_as_the_command_does(name: str, code: int, tmp_path: P
         (tmp_path / "summary.md").read_text().startswith("### probe-manifest check " + ("failed" if code else "passed"))
     )
     assert json.loads((tmp_path / "report.sarif").read_text())["runs"][0]["invocations"][0]["exitCode"] == code
-    assert ("::error file=bundle $(touch owned),title=PM101" in done.stdout) == bool(code)
+    assert ("::error file=bundle $(touch owned)/bundle.json.gz,title=PM101" in done.stdout) == bool(code)
     assert not (tmp_path / "owned").exists()
