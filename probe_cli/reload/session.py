@@ -194,7 +194,13 @@ class ReloadSession:
             _refuse_if_active(self.model)
             update = Update(self, scope, due)
             _active[self.model] = update
-        update.begin()
+        try:
+            update.begin()
+        except BaseException:
+            with _registry_lock:
+                update.open = False
+                _active.pop(self.model, None)
+            raise
         return update
 
     def load(self, weights: Any) -> object:

@@ -32,6 +32,8 @@ class SourceStream:
         self.unknown: dict[str, tuple[int, ...]] = {}
         self.arrived: set[str] = set()
         self._check = check
+        #: Set from another thread; the next source raises.
+        self.aborted = False
         #: Storage of the source that is being consumed.
         self.current_key = 0
         self._names: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
@@ -45,7 +47,8 @@ class SourceStream:
         arrived, names, check = self.arrived, self._names, self._check
         try:
             for name, tensor in weights:
-                check()
+                if self.aborted:
+                    check()
                 self.count += 1
                 self.nbytes += tensor.nbytes
                 entry = sources.get(name)

@@ -29,8 +29,8 @@ __all__ = ["Destination", "KnownCalls", "Tracker"]
 _log = logging.getLogger("probe_cli.reload")
 
 
-#: What a call with plain arguments came to: the expectation, the sources, the names of its keyword arguments.
-KnownCalls = dict[object, tuple["Expectation | None", Sequence[str], tuple[str, ...]]]
+#: What a call with plain arguments came to: the expectation and the sources.
+KnownCalls = dict[object, tuple["Expectation | None", Sequence[str]]]
 
 
 class Destination:
@@ -124,18 +124,9 @@ class Tracker:
             return loader(*args, **kwargs)
         if self.watching and _pause(self.watch):  # what the runtime itself writes is no direct write
             try:
-                return self._on_call(loader, parameter, args, kwargs)
+                return self.on_call(loader, parameter, args, kwargs)
             finally:
                 _push_on_torch_dispatch_stack(self.watch)
-        return self._on_call(loader, parameter, args, kwargs)
-
-    def _on_call(
-        self,
-        loader: Callable[..., object],
-        parameter: torch.Tensor | None,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> object:
         # Thousands of times per update: calls cost more than lines here.
         if self.aborted:
             self._check()
@@ -229,19 +220,17 @@ class Tracker:
         rest.
         """
         stream = self.stream
-        key = None
-        if (
-            len(args) > 1
-            and isinstance(args[1], torch.Tensor)
-            and args[1].untyped_storage()._cdata == stream.current_key
-            and (len(args) == 2 or all(type(value) in _PLAIN for value in args[2:]))
-            and (not kwargs or _are_plain(kwargs))
-        ):
+        key: tuple[object, ...] | None = None
+        second = args[1] if len(args) > 1 else None
+        if isinstance(second, torch.Tensor) and second.untyped_storage()._cdata == stream.current_key:
             function = getattr(loader, "__func__", loader)
-            key = (destination.full_name, stream.current, function, args[2:], tuple(kwargs.values()), len(kwargs))
-            found = self._known_calls.get(key)
-            if found is not None and found[2] == tuple(kwargs):
-                return found[0], found[1]
+            key = (destination.full_name, stream.current, function, args[2:], tuple(kwargs.items()))
+            try:
+                found = self._known_calls.get(key)
+            except TypeError:  # an argument that cannot be hashed
+                key = found = None
+            if found is not None:
+                return found
         bound = self._binder.bind(loader, args, kwargs)
         sources: list[str] = []
         for tensor in bound.tensors:
@@ -250,8 +239,8 @@ class Tracker:
                 if name is not None:
                     sources.append(name)
         expectation = self.contract.find(destination.full_name, bound.selectors, sources, stream.current)
-        if key is not None:
-            self._known_calls[key] = (expectation, sources, tuple(kwargs))
+        if key is not None and _are_plain(args, kwargs):
+            self._known_calls[key] = (expectation, sources)
         return expectation, sources
 
     def _destination(self, parameter: torch.Tensor | None, args: tuple[Any, ...]) -> Destination | None:
@@ -327,7 +316,8 @@ class Tracker:
             return None
         raise ReloadError(
             f"{self._rank}: layer {layer or '(model)'} is published already, and {loader_name(loader)} was called "
-            f"again for {destination.full_name} with {' + '.join(names) or 'no source'}; the live tensors were not touched",
+            f"again for {destination.full_name} with {' + '.join(names) or 'no source'}; the live tensors were not "
+            "touched",
             hint="send each tensor once per update",
         )
 
@@ -425,13 +415,12 @@ class Tracker:
             self._tick(expectation, owner.state)
 
 
-def _are_plain(kwargs: dict[str, Any]) -> bool:
-    """Whether all values are plain: such a call can be remembered. True equals 1 in a dictionary, so only the flag
-    may be one."""
-    for name, value in kwargs.items():
-        if type(value) not in _PLAIN and not (name == "return_success" and type(value) is bool):
-            return False
-    return True
+def _are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether all arguments but the first two are plain values: such a call can be remembered. True equals 1 in a
+    dictionary, so only the flag may be one."""
+    return all(type(value) in _PLAIN for value in args[2:]) and all(
+        type(value) in _PLAIN or (name == "return_success" and type(value) is bool) for name, value in kwargs.items()
+    )
 
 
 _PLAIN = frozenset({str, int, type(None)})

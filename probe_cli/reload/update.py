@@ -337,7 +337,7 @@ class Update:
             self._ballots = self.session.voter.vote(self._ballot(True, ""), subject)
 
     def _ballot(self, ok: bool, reason: str) -> Ballot:
-        return Ballot(self.session.manifest.rank.index, ok, self.session.bundle_digest, self.number, reason[:500])
+        return Ballot(self.session.manifest.rank.index, ok, self.session.bundle_digest, self.number, reason[:4000])
 
     def abort(self, reason: str = "aborted by the caller") -> None:
         """Give the update up, from any thread. Nothing published: the old weights are back. Else the model is
@@ -347,7 +347,7 @@ class Update:
         """
         self._reason = self._reason or reason
         self._aborted.set()
-        self._tracker.aborted = True
+        self._tracker.aborted = self._stream.aborted = True
         if self._lock.acquire(timeout=_ABORT_SECONDS):
             try:
                 if self.open and not self._loading:

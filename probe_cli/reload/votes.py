@@ -55,6 +55,21 @@ class Voter:
             raise ReloadError(f"rank {self.rank}: the ranks did not agree on the {subject}: {decided}")
         return tuple(ballots[rank] for rank in self.ranks)
 
+    def heard(self, update: int, subject: str, timeout: float) -> tuple[Ballot, ...]:
+        """The ballots that have been cast on an update, waiting for those of all ranks up to `timeout` seconds. After a vote that
+        failed: every rank's own reason, where `vote` names those that had spoken first."""
+        prefix, end = f"{self._name}/{update}/{subject}", time.monotonic() + timeout
+        found: dict[int, Ballot] = {}
+        while len(found) < len(self.ranks):
+            for rank in self.ranks:
+                key = f"{prefix}/{rank}"
+                if rank not in found and self._store.check([key]):
+                    found[rank] = msgspec.json.decode(self._store.get(key), type=Ballot)
+            if time.monotonic() > end:
+                break
+            time.sleep(_POLL_SECONDS)
+        return tuple(found[rank] for rank in sorted(found))
+
     def _gather(self, prefix: str, timeout: float, *, until_decided: bool = True) -> dict[int, Ballot]:
         ballots: dict[int, Ballot] = {}
         end = time.monotonic() + timeout
