@@ -14,7 +14,7 @@ VLLM_CUDA := $(VENV_CACHE)/venv-vllm-cuda
 VLLM_TESTS = $(wildcard tests/engines/vllm tests/engines/vllm_serving)
 TOOLS := pytest pytest-timeout hypothesis jsonschema
 
-.PHONY: help demo test test-cuda test-vllm test-vllm-cuda lint format venv venv-vllm-cpu venv-vllm-cuda bench clean
+.PHONY: help demo test test-cuda test-vllm test-vllm-cuda sweep lint format venv venv-vllm-cpu venv-vllm-cuda bench clean
 
 help:
 	@echo "make demo            set up, and run the main job on a small example"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-vllm       the tests that need a vLLM that runs on CPUs"
 	@echo "make test-vllm-cuda  the tests that need vLLM's CUDA wheel (9 GB), but no GPU"
 	@echo "make test-cuda       the tests that need a GPU"
+	@echo "make sweep           probe every model of vLLM's registry; rewrite docs/coverage.md"
 	@echo "make bench           the benchmarks"
 
 venv:
@@ -62,6 +63,10 @@ test-vllm-cuda: venv-vllm-cuda
 	$(VLLM_CUDA)/bin/python .ci/dist-info build/site
 	PYTHONPATH=$(CURDIR):$(CURDIR)/build/site $(VLLM_CUDA)/bin/python -m pytest $(VLLM_TESTS) \
 		-m "vllm_cuda and not slow" $(PYTEST_FLAGS)
+
+# Every architecture of vLLM's registry; rewrites docs/coverage.md.
+sweep: venv-vllm-cuda
+	PYTHONPATH=$(CURDIR) $(VLLM_CUDA)/bin/python -m tests.engines.vllm.sweep --docs docs/coverage.md
 
 bench: venv
 	$(PY) benchmarks/startup.py

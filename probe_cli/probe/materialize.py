@@ -19,6 +19,12 @@ _VALUELESS = frozenset({torch.empty, torch.empty_strided, torch.empty_permuted, 
 #: Their values mean something: real while small.
 _FILLED = frozenset({torch.zeros, torch.ones, torch.full, torch.arange, torch.linspace, torch.eye, torch.tensor})
 _FACTORIES = _VALUELESS | _FILLED | frozenset({torch.randint, torch.randperm, torch.as_tensor})
+#: Made beside another tensor: where that one is, whatever device is asked for.
+_LIKE = frozenset(
+    {torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like, torch.rand_like, torch.randn_like}
+    | {torch.randint_like, torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_ones, torch.Tensor.new_full}
+    | {torch.Tensor.new_tensor, torch.Tensor.new_empty_strided}
+)
 _MOVES = frozenset({torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.pin_memory})
 
 
@@ -45,6 +51,12 @@ class MetaMaterializer(TorchFunctionMode):
             if "out" not in keywords or keywords["out"] is None:
                 keywords["device"] = "meta" if self._goes_to_meta(func, args, keywords) else "cpu"
                 keywords.pop("pin_memory", None)
+            return func(*args, **keywords)
+        if func in _LIKE and kwargs and kwargs.get("device") is not None:
+            keywords = dict(kwargs)
+            if torch.device(keywords["device"]).type != "meta":
+                del keywords["device"]
+            keywords.pop("pin_memory", None)
             return func(*args, **keywords)
         if getattr(func, "__module__", "") == "torch.nn.init" and _on_meta(args, kwargs):
             # Random values of no memory; on meta some of them would import torch's whole compiler (seconds).

@@ -1,0 +1,49 @@
+"""What a case of the sweep is, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from probe_cli.topology import Topology
+
+__all__ = ["Case", "Outcome"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`make` writes the checkpoint into a folder (in the case's own process, vLLM imported)."""
+
+    name: str
+    make: Callable[[Path], None]
+    topology: Topology = field(default_factory=lambda: Topology(tp=2))
+    rank: int = 1
+    target: str = "h100"
+    role: str = "main"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    #: What was done to the header beyond what transformers saves; it then proves the replay, not the checkpoint.
+    bent: str = ""
+
+
+class Outcome(msgspec.Struct):
+    """`status`: "passed", "failed", or "not made" (no checkpoint could be made: no class, no usable defaults)."""
+
+    name: str
+    status: str
+    reason: str = ""
+    seconds: float = 0.0
+    model: str = ""
+    sources: int = 0
+    applications: int = 0
+    declined: int = 0
+    direct: int = 0
+    #: Reason -> folded names of sources that this rank leaves aside although nobody else could want them.
+    unused: dict[str, list[str]] = {}
+    #: Folded names of parameters that nothing writes.
+    unfed: list[str] = []
+    where: str = ""
+    bent: str = ""

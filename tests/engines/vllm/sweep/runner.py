@@ -1,0 +1,169 @@
+"""Runs cases: vLLM is imported once for each target, and each case is a fork of that process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import selectors
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tests.engines.vllm.sweep.case import Case, Outcome
+from tests.engines.vllm.sweep.small_models import NoTransformersClass
+
+__all__ = ["probe_case", "run_cases"]
+
+_SECONDS_PER_CASE = 300
+
+
+def run_cases(
+    cases: Sequence[Case], *, jobs: int = 1, told: Callable[[Outcome], None] = lambda outcome: None
+) -> list[Outcome]:
+    """The outcomes, in the order of the cases."""
+    outcomes: dict[str, Outcome] = {}
+    for target in dict.fromkeys(case.target for case in cases):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            _run_target(target, [case for case in cases if case.target == target], jobs, writing)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as lines:
+            for line in lines:
+                outcome = msgspec.json.decode(line, type=Outcome)
+                outcomes[outcome.name] = outcome
+                told(outcome)
+        os.waitpid(pid, 0)
+    return [
+        outcomes.get(case.name) or Outcome(case.name, "failed", reason="its process died without a word")
+        for case in cases
+    ]
+
+
+def _run_target(target: str, cases: Sequence[Case], jobs: int, out: int) -> None:
+    try:
+        from probe_cli.engines.base import EngineOptions
+        from probe_cli.engines.vllm.engine import VllmEngine
+
+        VllmEngine(EngineOptions(target=target)).warm_up()
+        _import_what_many_need()
+        for outcome in _forked(cases, jobs):
+            os.write(out, msgspec.json.encode(outcome) + b"\n")
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _import_what_many_need() -> None:
+    """Once here, not in every fork."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("llama")
+    for module in ("llama", "qwen3_moe", "deepseek_v2", "gpt_oss"):
+        importlib.import_module(f"vllm.model_executor.models.{module}")
+
+
+def _forked(cases: Sequence[Case], jobs: int) -> Iterator[Outcome]:
+    waiting = list(reversed(cases))
+    running: dict[int, tuple[Case, int]] = {}
+    with selectors.DefaultSelector() as selector:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                case = waiting.pop()
+                reading, writing = os.pipe()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                pid = os.fork()
+                if pid == 0:
+                    os.close(reading)
+                    _child(case, writing)
+                os.close(writing)
+                running[reading] = (case, pid)
+                selector.register(reading, selectors.EVENT_READ)
+            for key, _ in selector.select():
+                data = b""
+                while chunk := os.read(key.fd, 1 << 20):
+                    data += chunk
+                case, pid = running.pop(key.fd)
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                _, status = os.waitpid(pid, 0)
+                if data:
+                    yield msgspec.json.decode(data, type=Outcome)
+                else:
+                    code = os.waitstatus_to_exitcode(status)
+                    why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                    yield Outcome(case.name, "failed", reason=f"its process died: {why}")
+
+
+def _child(case: Case, out: int) -> None:
+    signal.alarm(_SECONDS_PER_CASE)
+    if not os.environ.get("SWEEP_VERBOSE"):
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+    start = time.perf_counter()
+    with contextlib.suppress(BaseException):
+        outcome = probe_case(case)
+        outcome.seconds = round(time.perf_counter() - start, 2)
+        data = msgspec.json.encode(outcome)
+        while data:
+            data = data[os.write(out, data) :]
+    os._exit(0)
+
+
+def probe_case(case: Case) -> Outcome:
+    """Make the checkpoint and probe one rank of it. Once per process."""
+    from probe_cli.checkpoint import Checkpoint
+    from probe_cli.engines.base import EngineOptions
+    from probe_cli.engines.vllm.engine import VllmEngine
+    from probe_cli.manifest import Bundle
+    from probe_cli.manifest.patterns import fold_text
+    from probe_cli.probe.build import build_rank
+
+    outcome = Outcome(case.name, "failed", bent=case.bent)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            case.make(Path(folder))
+        except NoTransformersClass as error:
+            outcome.status, outcome.reason = "not made", f"no class {error} in transformers"
+            return outcome
+        except Exception as error:
+            outcome.status, outcome.reason = "not made", _line(error)
+            outcome.where = traceback.format_exc()
+            return outcome
+        try:
+            checkpoint = Checkpoint.open(folder)
+            engine = VllmEngine(EngineOptions(target=case.target, role=case.role, arguments=case.arguments))
+            ranks = engine.ranks(checkpoint, case.topology)
+            result = build_rank(engine, checkpoint, ranks[case.rank])
+        except Exception as error:
+            outcome.reason = _line(error)
+            outcome.where = traceback.format_exc()
+            return outcome
+        summary = result.manifest.document.summary
+        outcome.model = result.manifest.document.model.class_name
+        outcome.sources = len(checkpoint)
+        outcome.applications = summary.applications
+        outcome.declined = summary.declined
+        outcome.direct = summary.direct_writes
+        index = Bundle.build(checkpoint, [result.manifest], [result.unused]).index
+        outcome.unused = {reason: fold_text(names) for reason, names in index.unused.items() if reason != "declined"}
+        outcome.unfed = fold_text(sorted(index.unfed))
+        outcome.status = "passed" if summary.applications else "failed"
+        outcome.reason = "" if summary.applications else "the load wrote nothing"
+    return outcome
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:400]
+    return f"{type(error).__name__}: {text}"
