@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 __all__ = [
     "default_loaders", "import_kernels", "inspect_in_process", "keep_layers_unprocessed", "no_fusion_sizes", "no_ports",
     "preload",
@@ -72,3 +74,12 @@ def preload(model_config: Any) -> None:
     allreduce = sys.modules.get("vllm.models.beam.nvidia.allreduce")
     if allreduce is not None:
         allreduce.BeamAllReduceWorkspace.create = lambda *args, **options: None
+
+
+def start_workspace() -> None:
+    """`vllm/v1/worker/workspace.py` (0.32, 0.33): scratch memory that the model runner sets up before it makes a model. Some
+    models ask for theirs in their constructors; under the materializer it is on meta."""
+    from vllm.v1.worker import workspace
+
+    if not workspace.is_workspace_manager_initialized():
+        workspace.init_workspace_manager(torch.device("cpu"))

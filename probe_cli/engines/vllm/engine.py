@@ -123,6 +123,7 @@ class VllmEngine:
             try:
                 with set_current_vllm_config(config):
                     start_groups(rank)
+                    compat.start_workspace()
                     with set_default_torch_dtype(model_config.dtype), MetaMaterializer():
                         model: nn.Module = initialize_model(vllm_config=config, model_config=model_config)
                 return model

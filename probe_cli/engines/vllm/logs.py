@@ -22,12 +22,17 @@ class _Keeper(logging.Handler):
 
 @contextmanager
 def errors_fail(what: str) -> Iterator[None]:
-    """Raise EngineError at the end if anything logged an error under `vllm` meanwhile."""
+    """Raise EngineError at the end if anything logged an error under `vllm` meanwhile. An error that is raised says what was
+    logged before it: vLLM's own often refer to the log."""
     keeper = _Keeper()
     logger = logging.getLogger("vllm")
     logger.addHandler(keeper)
     try:
         yield
+    except EngineError as error:
+        if not keeper.messages:
+            raise
+        raise EngineError(f"{error} (vLLM logged: {keeper.messages[-1][-400:]})", hint=error.hint) from error
     finally:
         logger.removeHandler(keeper)
     if keeper.messages:

@@ -25,7 +25,13 @@ def quantize(entries: Iterable[Entry], layout: Layout) -> list[Entry]:
     """Every linear weight of the decoder in `layout`; embeddings, norms, routers and the head as they are."""
     result: list[Entry] = []
     for name, dtype, shape in entries:
-        if len(shape) == 2 and _LINEAR.search(name) and "visual" not in name and "vision" not in name:
+        if (
+            len(shape) == 2
+            and _LINEAR.search(name)
+            and "eh_proj" not in name
+            and "visual" not in name
+            and "vision" not in name
+        ):
             result += layout(name.removesuffix(".weight"), *shape)
         else:
             result.append((name, dtype, shape))

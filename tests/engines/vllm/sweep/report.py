@@ -1,0 +1,84 @@
+"""`docs/coverage.md`: what the sweep found, as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+
+from tests.engines.vllm.sweep.case import Outcome
+
+__all__ = ["coverage_page"]
+
+_HEAD = """# Which models of vLLM can be probed
+
+Made by `make sweep`; do not edit. vLLM {vllm}, transformers {transformers}, torch {torch}, on a host without a GPU.
+
+For every architecture of vLLM's registry that transformers has a class for, a small configuration is made (the defaults of
+the architecture's own configuration class, depths cut) and a checkpoint of headers with the names and shapes that
+`save_pretrained` would write. One rank is probed: TP2, rank 1, an emulated H100. A case passes if the whole load is
+replayed, every write is attributed to its sources, and nothing is logged as an error. What stands under *left aside* and
+*nothing writes* is what vLLM's loading code does with such a checkpoint.
+
+**{passed} of {made} architectures and {special_passed} of {special_made} quantizations and topologies pass.** For {absent}
+names of the registry transformers has no class (code of the model's repository, drafters, or names of vLLM alone); for
+{unmade} more its defaults make no model.
+"""
+
+
+def coverage_page(outcomes: Sequence[Outcome]) -> str:
+    """The page. Architectures are the outcomes whose names are identifiers, the others are the special cases."""
+    architectures = sorted((o for o in outcomes if o.name.isidentifier()), key=lambda o: o.name.lower())
+    special = [o for o in outcomes if not o.name.isidentifier()]
+    absent = [o for o in architectures if o.status == "not made" and o.reason.startswith("no class")]
+    unmade = [o for o in architectures if o.status == "not made" and o not in absent]
+    made = [o for o in architectures if o.status != "not made"]
+    lines = [
+        _HEAD.format(
+            vllm=version("vllm"),
+            transformers=version("transformers"),
+            torch=version("torch"),
+            passed=_passed(made),
+            made=len(made),
+            special_passed=_passed(special),
+            special_made=len(special),
+            absent=len(absent),
+            unmade=len(unmade),
+        ),
+        "## Quantizations and topologies\n",
+        *_table(special),
+        "\n## Architectures\n",
+        *_table(o for o in made if o.status == "passed"),
+    ]
+    failed = [o for o in made if o.status == "failed"]
+    if failed:
+        lines += ["\n## Architectures that do not pass\n", "| architecture | why |", "|---|---|"]
+        lines += [f"| {o.name} | {_cell(o.reason)} |" for o in failed]
+    if unmade:
+        lines += ["\n## Architectures for which no checkpoint could be made\n", "| architecture | why |", "|---|---|"]
+        lines += [f"| {o.name} | {_cell(o.reason)} |" for o in unmade]
+    return "\n".join(lines) + "\n"
+
+
+def _passed(outcomes: Iterable[Outcome]) -> int:
+    return sum(outcome.status == "passed" for outcome in outcomes)
+
+
+def _table(outcomes: Iterable[Outcome]) -> list[str]:
+    lines = [
+        "| case | vLLM's class | sources | applications | declined | direct | left aside | nothing writes | note |",
+        "|---|---|--:|--:|--:|--:|---|---|---|",
+    ]
+    for o in outcomes:
+        aside = "; ".join(name for names in o.unused.values() for name in names)
+        note = o.bent if o.status == "passed" else f"**{o.status}**: {o.reason}"
+        lines.append(
+            f"| {o.name} | {o.model} | {o.sources:,} | {o.applications:,} | {o.declined:,} | {o.direct:,} | {_cell(aside)} "
+            f"| {_cell('; '.join(o.unfed))} | {_cell(note)} |"
+        )
+    return lines
+
+
+def _cell(text: str, limit: int = 300) -> str:
+    text = " ".join(text.split()).replace("|", "\\|")
+    text = text if len(text) <= limit else text[: limit - 1] + "…"
+    return text.replace("*", "\\*").replace("<", "&lt;")
