@@ -14,6 +14,7 @@ from probe_cli.cli.inputs import checkpoint_options, engine_from, engine_options
 from probe_cli.cli.lazy import PlainCommand
 from probe_cli.cli.options import TopologyCommand, format_option, parse_ranks, topology_of, topology_options
 from probe_cli.errors import UsageError
+from probe_cli.manifest.bundle import check_replaceable
 from probe_cli.report.console import Console
 
 __all__ = ["command"]
@@ -177,6 +178,8 @@ def _check_output(output: str | None, ranks: int) -> None:
         raise UsageError(
             f"-o {output}: this is a file, expected a directory", hint="a file's name ends in .json or .json.gz"
         )
+    else:
+        check_replaceable(path)
     parent = path.absolute()
     while not parent.exists():
         parent = parent.parent

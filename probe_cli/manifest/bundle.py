@@ -25,7 +25,7 @@ from probe_cli.manifest.validate import RANK_FILE, validate_index
 if TYPE_CHECKING:
     from probe_cli.checkpoint import Checkpoint
 
-__all__ = ["INDEX_FILE", "Bundle"]
+__all__ = ["INDEX_FILE", "Bundle", "check_replaceable"]
 
 INDEX_FILE = "bundle.json.gz"
 _INDEX_NAMES = (INDEX_FILE, "bundle.json")
@@ -176,7 +176,7 @@ class Bundle:
         what was there stays as it was in both cases.
         """
         target = Path(os.path.realpath(directory))
-        _replaceable(target)
+        check_replaceable(target)
         new = target.with_name(f".{target.name}.{os.urandom(4).hex()}.new")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -219,7 +219,7 @@ def _is_bundle_name(name: str) -> bool:
     return name in _INDEX_NAMES or RANK_FILE.fullmatch(name) is not None
 
 
-def _replaceable(target: Path) -> None:
+def check_replaceable(target: Path) -> None:
     """Raise UsageError unless `target` is absent, empty or a bundle and nothing else."""
     if not target.exists():
         return
