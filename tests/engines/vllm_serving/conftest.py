@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from tests.engines.vllm_serving.serving import ENVIRONMENT, serve
 
-os.environ.update(ENVIRONMENT)
+# Before vLLM is imported; where it is not installed, other tests share this process and this environment.
+if importlib.util.find_spec("vllm") is not None:
+    os.environ.update(ENVIRONMENT)
 
 Checkpoints = Callable[[str], tuple[Path, Path]]
 
