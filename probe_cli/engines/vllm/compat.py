@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 __all__ = [
-    "default_loaders", "import_kernels", "inspect_in_process", "keep_layers_unprocessed", "no_fusion_sizes", "no_ports",
-    "preload",
+    "default_loaders", "import_kernels", "inspect_in_process", "keep_layers_unprocessed",
+    "load_on_meta", "no_fusion_sizes", "no_ports", "preload", "start_workspace",
 ]  # fmt: skip
 
 
@@ -47,6 +47,12 @@ def keep_layers_unprocessed() -> None:
         info.loaded_weights.clear()
 
     layerwise._layerwise_process = leave
+
+
+def load_on_meta(config: Any) -> None:
+    """Parameters that are made during the load (`vllm/model_executor/models/transformers/causal.py:71`, 0.33) go where the
+    configuration says that weights are loaded."""
+    config.load_config.device = "meta"
 
 
 def no_fusion_sizes() -> None:

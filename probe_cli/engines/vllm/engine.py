@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -205,13 +206,14 @@ class VllmEngine:
             os.environ.update(
                 RANK=str(rank.index), WORLD_SIZE=str(topology.world_size), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1"
             )
-        try:
-            with errors_fail("making its configuration"):
-                return EngineArgs(**arguments).create_engine_config()
-        except ProbeManifestError:
-            raise
-        except Exception as error:
-            raise EngineError(f"vLLM refuses this configuration: {_reason(error)}") from error
+        with errors_fail("making its configuration"):
+            try:
+                config = EngineArgs(**arguments).create_engine_config()
+            except Exception as error:
+                raise EngineError(f"vLLM refuses this configuration: {_reason(error)}") from error
+        if self._emulated:
+            compat.load_on_meta(config)
+        return config
 
     def _model_folder(self, checkpoint: Checkpoint) -> Path:
         """A folder with the model's configuration, as vLLM wants to read it: the checkpoint's own where it is local."""
@@ -256,4 +258,9 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:600]}" if text else type(error).__name__
+    if text:
+        return f"{type(error).__name__}: {text[:600]}"
+    # A bare assertion says nothing but where it stands.
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = "".join(f" at {Path(*Path(frame.filename).parts[-3:])}:{frame.lineno}: {frame.line}" for frame in last)
+    return type(error).__name__ + where

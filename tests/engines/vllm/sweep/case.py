@@ -27,6 +27,8 @@ class Case:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     #: What was done to the header beyond what transformers saves; it then proves the replay, not the checkpoint.
     bent: str = ""
+    #: To be tried if vLLM does not know the names of this one.
+    otherwise: Case | None = None
 
 
 class Outcome(msgspec.Struct):

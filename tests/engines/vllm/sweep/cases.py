@@ -30,7 +30,8 @@ def _architecture_case(name: str) -> Case:
         arguments["runner"] = "pooling"
     if name in ONE_RANK:
         return Case(name, _maker(name), Topology(), 0, arguments=arguments, bent=ONE_RANK[name])
-    return Case(name, _maker(name), arguments=arguments)
+    published = Case(name, _maker(name, prefixes=True), arguments=arguments, bent="with the published prefixes")
+    return Case(name, _maker(name), arguments=arguments, otherwise=published)
 
 
 def registered_names() -> list[str]:
@@ -54,9 +55,11 @@ def _maker(
     *,
     more: Callable[[list[Entry]], list[Entry]] | None = None,
     ones: bool = False,
+    prefixes: bool = False,
 ) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
-        config, entries = config_and_entries(architecture, {**CHANGES.get(architecture, {}), **(changes or {})})
+        given = {**CHANGES.get(architecture, {}), **(changes or {})}
+        config, entries = config_and_entries(architecture, given, prefixes=prefixes)
         if more is not None:
             entries = more(entries)
         if layout:

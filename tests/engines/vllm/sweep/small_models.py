@@ -41,8 +41,14 @@ def transformers_class(architecture: str) -> Any:
     return found
 
 
-def config_and_entries(architecture: str, changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[Entry]]:
-    """`config.json` and the checkpoint's entries. `changes` are passed to the configuration class."""
+def config_and_entries(
+    architecture: str, changes: Mapping[str, Any], *, prefixes: bool = False
+) -> tuple[dict[str, Any], list[Entry]]:
+    """`config.json` and the checkpoint's entries. `changes` are passed to the configuration class.
+
+    `prefixes`: with the prefixes that transformers' own mapping takes off when it loads a published checkpoint, and would
+    not put on when it saves a model that was never loaded.
+    """
     model_class = transformers_class(architecture)
     config = small_config(model_class.config_class, changes)
     config._attn_implementation = "eager"
@@ -57,13 +63,17 @@ def config_and_entries(architecture: str, changes: Mapping[str, Any]) -> tuple[d
     config.dtype = torch.bfloat16
     document = json.loads(config.to_json_string(use_diff=False))
     document.pop("_attn_implementation_autoset", None)
-    return document, entries_of(saved_state(model))
+    return document, entries_of(saved_state(model, prefixes))
 
 
-def saved_state(model: Any) -> dict[str, torch.Tensor]:
+def saved_state(model: Any, prefixes: bool = False) -> dict[str, torch.Tensor]:
     """What `save_pretrained` would write: tied tensors once, in the published layout."""
     from transformers.core_model_loading import revert_weight_conversion
 
+    if prefixes:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        model._weight_conversions = get_model_conversion_mapping(model, add_legacy=False) or None
     model.tie_weights()
     seen: set[int] = set()
     state: dict[str, torch.Tensor] = {}
