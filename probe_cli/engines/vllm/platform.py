@@ -21,7 +21,9 @@ __all__ = ["emulate", "prepare_environment"]
 def prepare_environment() -> None:
     """Settings for any build: quiet, no usage statistics, no helper processes."""
     for name, value in {
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        # Errors alone, and not among a command's results: vLLM logs to stdout otherwise.
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CONFIGURE_LOGGING": "1",
         "HUMMING_DISABLE_PARALLEL_BUILD": "1",  # `import humming` starts two compilers otherwise

@@ -7,7 +7,7 @@ import pytest
 from probe_cli.engines.vllm.arguments import LOAD_FORMATS, shaping_arguments, spelled
 from probe_cli.errors import UsageError
 
-KNOWN = tuple("quantization dtype kv_cache_dtype hf_overrides load_format speculative_config max_model_len".split())
+KNOWN = ["quantization", "dtype", "kv_cache_dtype", "hf_overrides", "load_format", "speculative_config", "max_model_len"]
 
 
 @pytest.mark.parametrize("given", ["kv-cache-dtype", "kv_cache_dtype", "--kv-cache-dtype"])
@@ -36,7 +36,7 @@ def test_an_unknown_argument_is_refused_and_the_closest_named() -> None:
 )
 def test_what_the_build_sets_cannot_be_given(name: str, flag: str) -> None:
     with pytest.raises(UsageError, match=f"--engine-arg {name}: set by .*{flag}"):
-        spelled({name: 2}, (*KNOWN, name.replace("-", "_")))
+        spelled({name: 2}, [*KNOWN, name.replace("-", "_")])
 
 
 @pytest.mark.parametrize("form", sorted(LOAD_FORMATS))
