@@ -28,6 +28,8 @@ __all__ = ["TrackedModel", "tracked"]
 _log = logging.getLogger("probe_cli.vllm")
 
 _ATTRIBUTE = "_probe_manifest"
+#: Seconds to wait for what other ranks have to say about an update that has failed.
+_PATIENCE = 5.0
 
 
 def tracked(model: object) -> TrackedModel | None:
@@ -208,11 +210,27 @@ class TrackedModel:
                 update.finish()
             self.generation += 1
         except ProbeManifestError as error:
-            raise type(error)(f"{error}" + (f" ({error.hint})" if error.hint else "")) from error
+            # Only the text of an error leaves a worker, and only one worker's error reaches the caller.
+            hint = f" ({error.hint})" if error.hint else ""
+            raise type(error)("\n".join([f"{error}{hint}", *self._others(session, update)])) from error
         finally:
             self._update = None
             if session.receipt is not None:
                 self.log.add(session.receipt)
+
+    def _others(self, session: ReloadSession, update: Update) -> Iterator[str]:
+        """What other ranks say was wrong with an update."""
+        if session.voter is None:
+            return
+        subject = "publication" if session.commit == "model" else "outcome"
+        try:
+            ballots = session.voter.heard(update.number, subject, _PATIENCE)
+        except Exception as error:  # whatever the store raises when its process is gone
+            yield f"the other ranks cannot be heard: {error}"
+            return
+        for ballot in ballots:
+            if not ballot.ok and ballot.rank != self.rank.index and "did not agree" not in ballot.reason:
+                yield f"rank {ballot.rank}: {ballot.reason}"
 
     def _closed(self, update: Update) -> ReloadError:
         reason = update.receipt.error if update.receipt is not None else ""
