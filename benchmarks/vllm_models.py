@@ -150,12 +150,20 @@ _LLAMA_405B: dict[str, Any] = {
     },
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256,
     "quantization_config": {
-        "quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0,
-        "modules_to_not_convert": [
-            "lm_head",
-            *(f"model.layers.{i}.self_attn.{part}_proj" for i in range(126) for part in "qkvo"),
-            *(f"model.layers.{i}.mlp.{part}_proj" for i in (0, 125) for part in ("gate", "up", "down")),
-        ],
+        "quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {
+                    "num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False,
+                    "observer": "minmax",
+                },
+                "input_activations": {
+                    "num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True,
+                },
+            },
+        },
     },
 }  # fmt: skip
 
@@ -184,9 +192,6 @@ def _gpt_oss_tensors() -> Tensors:
 def _llama_405b_tensors() -> Tensors:
     hidden = 16384
 
-    def plain(name: str, out: int, inner: int) -> Tensors:
-        yield f"{name}.weight", "BF16", (out, inner)
-
     def per_channel(name: str, out: int, inner: int) -> Tensors:
         yield f"{name}.weight", "F8_E4M3", (out, inner)
         yield f"{name}.weight_scale", "BF16", (out, 1)
@@ -197,8 +202,8 @@ def _llama_405b_tensors() -> Tensors:
         yield f"{layer}.input_layernorm.weight", "BF16", (hidden,)
         yield f"{layer}.post_attention_layernorm.weight", "BF16", (hidden,)
         for part, out in (("q", hidden), ("k", 1024), ("v", 1024), ("o", hidden)):
-            yield from plain(f"{layer}.self_attn.{part}_proj", out, hidden)
-        yield from _mlp(f"{layer}.mlp", hidden, 53248, plain if index in (0, 125) else per_channel)
+            yield from per_channel(f"{layer}.self_attn.{part}_proj", out, hidden)
+        yield from _mlp(f"{layer}.mlp", hidden, 53248, per_channel)
     yield "model.norm.weight", "BF16", (hidden,)
     yield "lm_head.weight", "BF16", (128256, hidden)
 

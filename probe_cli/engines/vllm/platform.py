@@ -14,6 +14,7 @@ import torch
 
 from probe_cli.engines.vllm.stub import load_stub
 from probe_cli.engines.vllm.targets import Target
+from probe_cli.engines.vllm.triton import answer_for_triton
 
 __all__ = ["emulate", "prepare_environment"]
 
@@ -39,6 +40,7 @@ def emulate(target: Target, devices: int) -> None:
     # vLLM's extensions name functions of the driver that the stand-in lacks: they must be bound when called, not before.
     sys.setdlopenflags(os.RTLD_LAZY)
     _answer_for_torch(target, devices)
+    answer_for_triton(target)
     _answer_for_vllm(target, devices)
 
 
