@@ -79,8 +79,8 @@ _MLA = {
 _DRAFT = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
 
 
-#: Layouts that need another target, or that vLLM no longer loads.
-_OTHERS = ("nvfp4", "bnb")
+#: Layouts that need another target.
+_OTHERS = ("nvfp4",)
 
 
 def special_cases() -> list[Case]:
@@ -107,7 +107,6 @@ def special_cases() -> list[Case]:
         ),
         Case("Llama online FP8", _maker(llama, _LLAMA), arguments={"quantization": "fp8"}),
         Case("Qwen3-MoE online FP8, EP2", _maker(moe, _QWEN_MOE), ep2, arguments={"quantization": "fp8"}),
-        Case("Llama bitsandbytes NF4", _maker(llama, _LLAMA, "bnb"), Topology(), 0),
         Case("Llama PP2", _maker(llama, _LLAMA), Topology(pp=2)),
         Case("Llama TP2 PP2", _maker(llama, _LLAMA), Topology(tp=2, pp=2), 3),
         Case("Qwen3-MoE TP2", _maker(moe, _QWEN_MOE), tp2),

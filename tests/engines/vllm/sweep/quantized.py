@@ -12,7 +12,7 @@ from typing import Any
 from tests.engines.vllm.sweep.header_only import Entry
 
 __all__ = [
-    "awq", "block_fp8", "bnb", "compressed_fp8", "compressed_int8", "compressed_w4a16", "gptq", "nvfp4", "quantize", "static_fp8",
+    "awq", "block_fp8", "compressed_fp8", "compressed_int8", "compressed_w4a16", "gptq", "nvfp4", "quantize", "static_fp8",
     "with_kv_scales",
 ]  # fmt: skip
 
@@ -97,14 +97,6 @@ def nvfp4(name: str, out: int, inner: int) -> Iterable[Entry]:
     yield f"{name}.input_scale", "F32", ()
 
 
-def bnb(name: str, out: int, inner: int) -> Iterable[Entry]:
-    """bitsandbytes NF4, quantized beforehand."""
-    yield f"{name}.weight", "U8", (out * inner // 2, 1)
-    yield f"{name}.weight.absmax", "F32", (out * inner // 64,)
-    yield f"{name}.weight.quant_map", "F32", (16,)
-    yield f"{name}.weight.quant_state.bitsandbytes__nf4", "U8", (100,)
-
-
 def with_kv_scales(entries: Iterable[Entry]) -> list[Entry]:
     """Add the scales of an FP8 key/value cache to every attention."""
     result: list[Entry] = []
@@ -159,12 +151,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": None,
         "ignore": ["lm_head", "*.mlp.gate"], "exclude_modules": ["lm_head", "*.mlp.gate"],
     },
-    "bnb": {
-        "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_compute_dtype": "bfloat16", "_load_in_4bit": True,
-    },
 }  # fmt: skip
 LAYOUTS: dict[str, Layout] = {
     "block_fp8": block_fp8, "static_fp8": static_fp8, "compressed_fp8": compressed_fp8, "compressed_int8": compressed_int8,
-    "compressed_w4a16": compressed_w4a16, "gptq": gptq, "awq": awq, "nvfp4": nvfp4, "bnb": bnb,
+    "compressed_w4a16": compressed_w4a16, "gptq": gptq, "awq": awq, "nvfp4": nvfp4,
 }  # fmt: skip
