@@ -24,6 +24,8 @@ class Case:
     rank: int = 1
     target: str = "h100"
     role: str = "main"
+    #: Spread experts over all ranks, if the model has any.
+    spread: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)
     #: What was done to the header beyond what transformers saves; it then proves the replay, not the checkpoint.
     bent: str = ""
@@ -39,6 +41,7 @@ class Outcome(msgspec.Struct):
     reason: str = ""
     seconds: float = 0.0
     model: str = ""
+    topology: str = ""
     sources: int = 0
     applications: int = 0
     declined: int = 0

@@ -30,8 +30,10 @@ def _architecture_case(name: str) -> Case:
         arguments["runner"] = "pooling"
     if name in ONE_RANK:
         return Case(name, _maker(name), Topology(), 0, arguments=arguments, bent=ONE_RANK[name])
-    published = Case(name, _maker(name, prefixes=True), arguments=arguments, bent="with the published prefixes")
-    return Case(name, _maker(name), arguments=arguments, otherwise=published)
+    published = Case(
+        name, _maker(name, prefixes=True), arguments=arguments, spread=True, bent="with the published prefixes"
+    )
+    return Case(name, _maker(name), arguments=arguments, spread=True, otherwise=published)
 
 
 def registered_names() -> list[str]:

@@ -13,11 +13,15 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tests.engines.vllm.sweep.case import Case, Outcome
 from tests.engines.vllm.sweep.small_models import NoTransformersClass
+
+if TYPE_CHECKING:
+    from probe_cli.engines.vllm.engine import VllmEngine
 
 __all__ = ["probe_case", "run_cases"]
 
@@ -147,9 +151,15 @@ def probe_case(case: Case) -> Outcome:
             return outcome
         try:
             checkpoint = Checkpoint.open(folder)
-            engine = VllmEngine(EngineOptions(target=case.target, role=case.role, arguments=case.arguments))
+            options = EngineOptions(target=case.target, role=case.role, arguments=case.arguments)
+            engine = VllmEngine(options)
             ranks = engine.ranks(checkpoint, case.topology)
+            if case.spread and experts_of(engine) > 1:
+                spread = msgspec.structs.replace(case.topology, ep=case.topology.tp * case.topology.dp)
+                engine = VllmEngine(options)
+                ranks = engine.ranks(checkpoint, spread)
             result = build_rank(engine, checkpoint, ranks[case.rank])
+            outcome.topology = str(ranks[case.rank].topology)
         except Exception as error:
             outcome.reason = _line(error)
             outcome.where = traceback.format_exc()
@@ -166,6 +176,11 @@ def probe_case(case: Case) -> Outcome:
         outcome.status = "passed" if summary.applications else "failed"
         outcome.reason = "" if summary.applications else "the load wrote nothing"
     return outcome
+
+
+def experts_of(engine: VllmEngine) -> int:
+    """How many experts vLLM sees in the model whose configuration it has made."""
+    return int(engine._config.model_config.get_num_experts())
 
 
 def _line(error: BaseException) -> str:
