@@ -8,6 +8,8 @@ __all__ = ["CHANGES"]
 
 #: Architecture -> arguments for its configuration class; nested dictionaries are for its parts.
 CHANGES: dict[str, dict[str, Any]] = {
+    "XLMRobertaModel": {"position_embedding_type": "absolute"},
+    "Qwen3VLMoeForConditionalGeneration": {"text_config": {"norm_topk_prob": True}},
     "GlmMoeDsaForCausalLM": {"topk_method": "noaux_tc"},
     "Gemma4UnifiedForConditionalGeneration": {"text_config": {"num_hidden_layers": 6}, "vision_config": {}},
     "Gemma4ForConditionalGeneration": {"text_config": {"num_hidden_layers": 6}, "vision_config": {}},

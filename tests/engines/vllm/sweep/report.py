@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 
@@ -79,6 +80,7 @@ def _table(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def _cell(text: str, limit: int = 300) -> str:
-    text = " ".join(text.split()).replace("|", "\\|")
+    text = re.sub(r"/\S*/tmp\w+", "FOLDER", re.sub(r"/tmp/\w+", "FOLDER", " ".join(text.split()))).replace("|", "\\|")
+    text = re.sub(r"\S*/site-packages/", "", text)
     text = text if len(text) <= limit else text[: limit - 1] + "…"
     return text.replace("*", "\\*").replace("<", "&lt;")
