@@ -35,6 +35,11 @@ class WriteWatch(TorchDispatchMode):
     the tensors that an operator is about to write to, and of all that it is given; unless it returns False, the
     operator runs, and `wrote` is called."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would wrap every dispatched operator in dynamo's "disable", and import dynamo for it: seconds.
+        return False
+
     def __init__(
         self,
         stand_in: Callable[[torch.Tensor], torch.Tensor],

@@ -101,11 +101,11 @@ def describe_missing(
     if unknown:
         names = list(unknown)
         lines.append(
-            f"  {plural(len(names), 'source')} arrived that this contract does not know: "
+            f"  {plural(len(names), 'source')} arrived that this rank's contract does not need: "
             + ", ".join(names[:_MAX_KEYS])
             + (f" and {len(names) - _MAX_KEYS} more" if len(names) > _MAX_KEYS else "")
         )
-        hint = "a misspelled name is missing under its right name and unknown under its wrong one"
+        hint = "a misspelled name is missing under its right name and not needed under its wrong one"
         absent = {s for e, _ in missing for s in e.key.sources} - arrived
         if _other_layout(absent, unknown):
             hint = (

@@ -52,9 +52,9 @@ class ReloadSession:
     model undefined). commit: "layer" publishes each layer when it is complete, "model" all at the end or none. group:
     a process group; all its ranks succeed or none. audit: compare all that captured graphs may see before and after
     each update. watch_direct_writes: see writes that `load_weights` makes outside loaders (None: where the contract
-    has some). verify_writes: see every loader's writes, not just trust its return value. keep_staging: keep staging
-    memory between updates. poison: fill fresh staging memory with NaN (for tests). Raises ReloadError if the manifest
-    is not this model's, or another session's update is under way.
+    has some, or a tensor that it needs has no loader). verify_writes: see every loader's writes, not just trust its return value.
+    keep_staging: keep staging memory between updates. poison: fill fresh staging memory with NaN (for tests).
+    Raises ReloadError if the manifest is not this model's, or another session's update is under way.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ReloadSession:
         self.audit = audit
         self.verify_writes = verify_writes
         self.watch_direct_writes = (
-            bool(self.contract.direct_tensors) if watch_direct_writes is None else watch_direct_writes
+            self._has_direct_writes(default_loaders) if watch_direct_writes is None else watch_direct_writes
         )
         self.keep_staging = keep_staging
         self.poison = poison
@@ -137,6 +137,20 @@ class ReloadSession:
         self._placement_of = placement_of
         self._placement = dict(placement_of(model))
         self._staged: dict[int, StagedUnit] = {}
+
+    def _has_direct_writes(self, default_loaders: tuple[Callable[..., object], ...]) -> bool:
+        """Whether `load_weights` writes some tensor itself: as the contract says, or because the tensor has no loader
+        and nobody said which functions load such ones (to the engine that built the manifest, they were loaders)."""
+        if self.contract.direct_tensors:
+            return True
+        if default_loaders:
+            return False
+        tensors = [
+            *self.model.named_parameters(remove_duplicate=False),
+            *self.model.named_buffers(remove_duplicate=False),
+        ]
+        needed = {expectation.key.full_tensor for expectation in self.contract.expectations}
+        return any(name in needed and not hasattr(tensor, "weight_loader") for name, tensor in tensors)
 
     # State
 

@@ -166,7 +166,7 @@ class Tracker:
         if result is False or not wrote or (result is not True and result is not None and self._declined(result)):
             if expectation is not None and self.progress.seen[expectation.index] < expectation.count:
                 raise self._placement(expectation)
-            self.progress.declined[state_layer(destination)] += 1
+            self._count_declined(state_layer(destination))
             return result
         if expectation is None:
             self._absorb(destination, sources)
@@ -308,11 +308,11 @@ class Tracker:
         """A call for a published layer: never run."""
         layer = state_layer(destination)
         if self._binder.accepts(loader, "return_success"):
-            self.progress.declined[layer] += 1
+            self._count_declined(layer)
             return False
         names = sources or ((self.stream.current,) if self.stream.current is not None else ())
         if names and not any(e.layer == layer for name in names for e in self.contract.by_source.get(name, ())):
-            self.progress.declined[layer] += 1  # another rank's, or another layer's: not for this one
+            self._count_declined(layer)
             return None
         raise ReloadError(
             f"{self._rank}: layer {layer or '(model)'} is published already, and {loader_name(loader)} was called "
@@ -320,6 +320,12 @@ class Tracker:
             "touched",
             hint="send each tensor once per update",
         )
+
+    def _count_declined(self, layer: str) -> None:
+        """The source being loaded is another rank's, or another layer's: known well enough not to be reported."""
+        self.progress.declined[layer] += 1
+        if self.stream.current is not None:
+            self.stream.unknown.pop(self.stream.current, None)
 
     def _placement(self, expectation: Expectation) -> ReloadError:
         return ReloadError(

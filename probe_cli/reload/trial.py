@@ -185,7 +185,7 @@ def _arranged(sources: Sequence[Source], options: TrialOptions) -> list[Source]:
     if kind == "reversed":
         arranged.reverse()
     elif kind == "random":
-        random.Random(int(seed) if seed.isdigit() else 0).shuffle(arranged)
+        random.Random(int(seed) if seed.isascii() and seed.isdigit() else 0).shuffle(arranged)
     elif kind != "file":
         raise UsageError(f"--order {options.order}: expected file, reversed or random:SEED")
     kept = [source for source in arranged if source.name not in options.drop]

@@ -148,7 +148,7 @@ def _like(loaded: nn.Module, fresh: nn.Module) -> nn.Module:
         old = dict([*fresh.named_parameters(), *fresh.named_buffers()]).get(name)
         if old is None or old.shape != value.shape:
             replacement = torch.full_like(value, -7)
-            if name in fresh._buffers or name not in fresh._parameters and name in loaded._buffers:
+            if name in fresh._buffers or (name not in fresh._parameters and name in loaded._buffers):
                 fresh.register_buffer(name, replacement)
             else:
                 fresh.register_parameter(name, nn.Parameter(replacement, requires_grad=False))
