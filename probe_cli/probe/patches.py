@@ -16,6 +16,7 @@ from probe_cli.model.loaders import LoaderInterception
 from probe_cli.probe.ledger import SET_DATA
 from probe_cli.probe.memory import patched
 from probe_cli.probe.recorder import Recorder
+from probe_cli.probe.writes import code_line
 
 __all__ = ["watch_assignments", "watch_registrations"]
 
@@ -30,7 +31,9 @@ def watch_assignments(recorder: Recorder) -> Iterator[None]:
     thread = threading.get_ident()
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        owners = recorder.inventory.owners(tensor) if threading.get_ident() == thread else []
+        owners = recorder.inventory.owners(tensor)
+        if owners and threading.get_ident() != thread:
+            raise recorder.fail(f"{owners[0].full_name}: .data = in another thread, at {code_line()}")
         if owners:
             recorder.replace_data(owners[0], tensor, value, ".data =")
         else:

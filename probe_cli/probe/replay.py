@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from probe_cli.probe.memory import guard_memory
 from probe_cli.probe.patches import note_unannounced, watch_assignments, watch_registrations
 from probe_cli.probe.recorder import Recorder
 from probe_cli.probe.snapshot import ModelSnapshot
+from probe_cli.probe.threads import watch_threads
 from probe_cli.probe.values import ValueStore
 
 __all__ = ["DEFAULT_VALUE_LIMIT", "Progress", "Recording", "replay", "stand_in"]
@@ -133,8 +135,9 @@ def _replay(
             stack.enter_context(watch_assignments(recorder))
             stack.enter_context(guard_memory(recorder))
             stack.enter_context(watch_registrations(inventory, recorder, loaders))
+            stack.enter_context(watch_threads(recorder))
             stack.enter_context(recorder)
-            engine.load_weights(model, iter(stream))
+            _refuse_unfinished(engine.load_weights(model, iter(stream)), model)
             note_unannounced(model, inventory, recorder)
         if recorder.failure is not None:
             raise recorder.failure
@@ -154,6 +157,17 @@ def _replay(
             snapshot.restore()
 
 
+def _refuse_unfinished(result: object, model: nn.Module) -> None:
+    """A result that stands for work not done yet: nobody would do it, and the contract would lack it."""
+    if isinstance(result, (GeneratorType, CoroutineType, AsyncGeneratorType, map, filter)):
+        if isinstance(result, (GeneratorType, CoroutineType)):
+            result.close()
+        raise EngineError(
+            f"load_weights of {type(model).__name__} returned a {type(result).__name__}, so it has not loaded yet",
+            hint="it must load before it returns; of a generator or an async function, wrap the call in one that runs it",
+        )
+
+
 class _Stream:
     """Feeds the sources, each as a fresh tensor, and tells the recorder which one is being loaded."""
 
@@ -161,6 +175,7 @@ class _Stream:
         self._checkpoint = checkpoint
         self._recorder = recorder
         self._progress = progress
+        self._thread = threading.get_ident()
         self.fed = 0
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -177,7 +192,8 @@ class _Stream:
                 self._progress(start, len(sources))
             for index, (source, tensor) in enumerate(zip(chunk, tensors), start):
                 recorder.add_source(index, tensor)
-                recorder.current = index
+                # Read ahead by another thread: it says nothing about what is being loaded.
+                recorder.current = index if threading.get_ident() == self._thread else None
                 self.fed = index + 1
                 yield source.name, tensor
         recorder.current = None
