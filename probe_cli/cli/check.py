@@ -174,11 +174,18 @@ def _reprobe(
         gc.enable()
         document = origin.index if isinstance(origin, Bundle) else origin.document
         recorded, recorded_arguments = engine_spec(document.engine)
+        if engine is None and document.engine.name == "python":
+            raise UsageError(
+                f"--reprobe: the manifest was built by code of its author's own, {recorded.partition(':')[2]}, which is "
+                "not run on the word of a file",
+                hint=f"if it is yours: --engine {recorded}",
+            )
+        same = engine is None or engine.partition(":")[0] == document.engine.name
         made = engine_from(
             console,
             checkpoint,
             engine=engine or recorded,
-            arguments=arguments or ({} if engine else recorded_arguments),
+            arguments=arguments or (recorded_arguments if same else {}),
             target=target or document.engine.target,
             role="main",
             allow_untested_version=allow_untested_version,

@@ -50,3 +50,21 @@ def test_the_contract_is_built_again(
     assert "building 2 ranks again with embedded" in err
     found = [(f["code"], f["subject"], f["ranks"]) for f in json.loads(out)["manifests"][0]["findings"]]
     assert found == ([("PM401", "model.norm.weight", [0, 1])] if code else [])
+
+
+def test_code_that_a_manifest_names_is_run_only_when_the_user_names_it_too(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest is untrusted input. Its arguments are taken from it all the same."""
+    monkeypatch.chdir(place)
+    models = Path(__file__).with_name("models.py")
+    engine = f"python:{models}:plain"
+    assert main(["build", "checkpoint", "--engine", engine, "--arg", "skip=0", "-o", "own"]) == 0
+    (place / "models.py").write_text("open('it-ran', 'w')")
+    capsys.readouterr()
+    assert main(["check", "own", "checkpoint", "--reprobe"]) == 2
+    err = capsys.readouterr().err
+    assert "built by code of its author's own, models.py:plain, which is not run on the word of a file" in err
+    assert "hint: if it is yours: --engine python:models.py:plain" in err
+    assert not (place / "it-ran").exists()
+    assert main(["check", "own", "checkpoint", "--reprobe", "--engine", engine]) == 0
