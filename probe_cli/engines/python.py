@@ -47,7 +47,7 @@ class PythonEngine(LiveEngine):
 
     def __init__(self, options: EngineOptions) -> None:
         home, _, name = options.reference.rpartition(":")
-        if not home or not name:
+        if not home or not name or (home.startswith(".") and not _is_file(home)):
             raise UsageError(
                 f"--engine python:{options.reference}: expected python:package.module:factory or "
                 "python:path/to/file.py:factory"
@@ -166,9 +166,10 @@ def _import(home: str) -> ModuleType:
                 f"--engine python: there is no module {home}", hint="install it, or run from the folder that holds it"
             ) from None
         raise EngineError(f"--engine python: {home} cannot be imported: {_reason(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends when it is done must not end this command
         raise EngineError(f"--engine python: {home} cannot be imported: {_reason(error)}") from error
 
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -97,6 +97,7 @@ def test_wrong_factories(
     [
         ("python", "expected python:package.module:factory"),
         ("python:onlymodule", "expected python:package.module:factory"),
+        ("python:..relative:make", "expected python:package.module:factory"),
         ("python:no/such/file.py:make", "there is no file no/such/file.py"),
         ("nonsense", r"no engine 'nonsense'; there are .*embedded.*python"),
     ],
@@ -111,10 +112,17 @@ def test_unknown_module_and_broken_module(tmp_path: Path) -> None:
         create_engine("python:no_such_package.thing:make", EngineOptions()).warm_up()
     broken = tmp_path / "broken.py"
     broken.write_text("import no_such_dependency\n")
-    with pytest.raises(
-        EngineError, match="ModuleNotFoundError: No module named 'no_such_dependency'"
-    ):
+    with pytest.raises(EngineError, match="ModuleNotFoundError: No module named 'no_such_dependency'"):
         create_engine(f"python:{broken}:make", EngineOptions()).warm_up()
+
+
+@pytest.mark.parametrize(("code", "reason"), [("0", "SystemExit: 0"), ("", "SystemExit"), ("'bye'", "SystemExit: bye")])
+def test_a_module_that_exits_when_imported_has_failed(tmp_path: Path, code: str, reason: str) -> None:
+    """`sys.exit(0)` in it ended `build` with exit code 0, and nothing was built."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\nsys.exit({code})\n")
+    with pytest.raises(EngineError, match=f"cannot be imported: {reason}$"):
+        create_engine(f"python:{script}:make", EngineOptions()).warm_up()
 
 
 def test_registry_names_and_default(tmp_path: Path) -> None:
