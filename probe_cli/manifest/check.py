@@ -163,7 +163,9 @@ def _itself(origin: Bundle | Manifest) -> list[Draft]:
     drafts: list[Draft] = []
     if isinstance(origin, Manifest):
         unfed = unfed_parameters([origin])
+        applications = origin.document.summary.applications
     else:
+        applications = sum(entry.summary.applications for entry in origin.index.ranks)
         unfed = origin.index.unfed
         for rank in origin.ranks:
             try:
@@ -175,6 +177,9 @@ def _itself(origin: Bundle | Manifest) -> list[Draft]:
         for index in sorted(set(range(origin.index.topology.world_size)) - set(origin.ranks)):
             what = f"not in the bundle, whose topology is {origin.index.topology}"
             drafts.append(Draft("PM201", {"subject": f"rank {index}", "what": what, "ranks": (index,)}))
+    if not applications:
+        what = "no rank in it loads anything: there is nothing to check"
+        drafts.append(Draft("PM202", {"subject": "", "what": what}))
     for name, ranks in unfed.items():
         drafts.append(Draft("PM203", {"subject": name, "what": "no source writes it", "ranks": tuple(ranks)}))
     return drafts

@@ -105,7 +105,7 @@ _ALL = (
         "broken-manifest",
         "error",
         "A manifest cannot be read: truncated, edited, swapped with another rank's or another build's, of a newer "
-        "major version, or malformed.",
+        "major version, or malformed; or it holds no application, so that anything would fulfil it.",
         "Build the bundle again, or fetch it again.",
         trouble=True,
     ),

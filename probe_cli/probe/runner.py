@@ -10,6 +10,7 @@ import msgspec
 
 from probe_cli.checkpoint import Checkpoint
 from probe_cli.engines.base import Engine
+from probe_cli.errors import CheckpointError
 from probe_cli.manifest import Bundle, Manifest
 from probe_cli.manifest.schema import ManifestDocument
 from probe_cli.probe.build import RankResult, build_rank
@@ -46,7 +47,8 @@ def build_bundle(
 ) -> BuiltBundle:
     """The bundle of a topology (or of some of its ranks), proved over the ranks that were built.
 
-    `keep_order` feeds the sources in the checkpoint's order, not in the engine's.
+    `keep_order` feeds the sources in the checkpoint's order, not in the engine's. Raises CheckpointError if no rank loads
+    anything: an empty contract would be fulfilled by whatever is sent.
     """
     with captured_output("the engine"):
         if keep_order:
@@ -57,6 +59,13 @@ def build_bundle(
     results = build_ranks(
         engine, checkpoint, wanted, jobs=jobs, value_limit=value_limit, verify=verify, listener=listener
     )
+    if not any(result.manifest.document.summary.applications for result in results):
+        raise CheckpointError(
+            f"nothing is loaded: load_weights uses none of the {len(checkpoint.sources):,} sources on any rank that was built",
+            hint=f"is it this model's checkpoint? its first source is {checkpoint.sources[0].name}"
+            if checkpoint.sources
+            else None,
+        )
     bundle = Bundle.build(checkpoint, [result.manifest for result in results], [result.unused for result in results])
     return BuiltBundle(bundle, tuple(results))
 

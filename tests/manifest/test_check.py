@@ -17,7 +17,8 @@ from probe_cli.manifest.check import CheckReport, check, is_manifest_path
 from probe_cli.manifest.check_config import CheckConfig
 from probe_cli.manifest.check_identity import Expectations
 from probe_cli.manifest.findings import CODES, Finding
-from probe_cli.topology import Topology
+from probe_cli.manifest.schema import Layer
+from probe_cli.topology import Rank, Topology
 from tests.manifest import corpus
 from tests.manifest.corpus import Tensors
 
@@ -293,6 +294,20 @@ class TestManifests:
             check([])
         empty = Checkpoint(sources=())
         assert check([bundle], lambda: empty, config=QUIET).exit_code == 2
+
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_a_contract_that_anything_fulfils_is_trouble(self, whole: bool, original: Checkpoint) -> None:
+        def empty(rank: Rank, made: tuple[Layer, ...]) -> tuple[Layer, ...]:
+            return tuple(msgspec.structs.replace(layer, applications=()) for layer in made)
+
+        built = corpus.manifests(original, change=empty)
+        origin = corpus.bundle(original, built) if whole else built[0]
+        report = check([origin], original, config=QUIET)
+        found = [finding for finding in report.all_findings() if finding.severity == "error"]
+        assert [(finding.code, finding.what) for finding in found] == [
+            ("PM202", "no rank in it loads anything: there is nothing to check")
+        ]
+        assert report.exit_code == 2
 
 
 @pytest.mark.parametrize(
