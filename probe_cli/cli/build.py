@@ -14,7 +14,7 @@ from probe_cli.cli.inputs import checkpoint_options, engine_from, engine_options
 from probe_cli.cli.lazy import PlainCommand
 from probe_cli.cli.options import TopologyCommand, format_option, parse_ranks, topology_of, topology_options
 from probe_cli.errors import UsageError
-from probe_cli.manifest.bundle import check_replaceable
+from probe_cli.manifest.bundle import check_beside_bundle, check_replaceable
 from probe_cli.report.console import Console
 
 __all__ = ["command"]
@@ -174,6 +174,7 @@ def _check_output(output: str | None, ranks: int) -> None:
             raise UsageError(f"-o {output}: a file holds one rank, but {ranks} are built", hint="name a directory")
         if path.is_dir():
             raise UsageError(f"-o {output}: this is a directory, and a file is to be written")
+        check_beside_bundle(path)
     elif path.exists() and not path.is_dir():
         raise UsageError(
             f"-o {output}: this is a file, expected a directory", hint="a file's name ends in .json or .json.gz"

@@ -112,11 +112,15 @@ class TopologyCommand(click.Command):
                 break
             following = args[position + 1] if position + 1 < len(args) else ""
             if argument in ("--ep", "-ep", "--expert-parallel-size") and not (
-                following.isdigit() or following == ALL_RANKS
+                _is_number(following) or following == ALL_RANKS
             ):
                 argument = f"--ep={ALL_RANKS}"
             fixed.append(argument)
         return super().parse_args(ctx, fixed)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()  # "²" is a digit, and no number
 
 
 def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
@@ -124,7 +128,7 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not _is_number(first) or (dash and not _is_number(last)):
             raise UsageError(
                 f"--ranks {text}: {part.strip()!r} is neither a rank nor a range", hint="e.g. --ranks 0-7,12"
             )

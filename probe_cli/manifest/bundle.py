@@ -25,7 +25,7 @@ from probe_cli.manifest.validate import RANK_FILE, validate_index
 if TYPE_CHECKING:
     from probe_cli.checkpoint import Checkpoint
 
-__all__ = ["INDEX_FILE", "Bundle", "check_replaceable"]
+__all__ = ["INDEX_FILE", "Bundle", "check_beside_bundle", "check_replaceable"]
 
 INDEX_FILE = "bundle.json.gz"
 _INDEX_NAMES = (INDEX_FILE, "bundle.json")
@@ -237,6 +237,16 @@ def check_replaceable(target: Path) -> None:
             is_bundle = False
         if not is_bundle:
             raise UsageError(f"{target}: {refusal}", hint="remove it yourself, or name another directory")
+
+
+def check_beside_bundle(file: Path) -> None:
+    """Raise UsageError if writing a rank's manifest to `file` would replace a part of a bundle."""
+    directory = file.parent
+    if _is_bundle_name(file.name) and any((directory / name).is_file() for name in _INDEX_NAMES):
+        raise UsageError(
+            f"{file}: a part of the bundle in {directory}, which would no longer fit together",
+            hint="name another file; or name the directory to replace the bundle",
+        )
 
 
 def _discard(directory: Path) -> bool:

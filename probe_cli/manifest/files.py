@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import zlib
 from pathlib import Path
@@ -67,20 +68,23 @@ def read_text(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part. Raises ManifestError."""
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    target = Path(os.path.realpath(path))  # a link stays a link
+    temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
     try:
+        if target.exists() and not target.is_file():
+            raise FileExistsError(errno.EEXIST, "not a regular file")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with open(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(temporary, target)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        sync_directory(path.parent)
+        sync_directory(target.parent)
     except OSError as error:
         raise ManifestError(f"{path}: cannot be written ({error.strerror or error})") from None
 

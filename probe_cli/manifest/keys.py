@@ -40,10 +40,19 @@ def describe_selectors(selectors: dict[str, Any]) -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, str):
-        return value
+        return value if value.isprintable() and not _reads_as_another(value) else canonical_bytes(value).decode()
     if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("enum", "dtype"):
         return str(next(iter(value.values())))
     return canonical_bytes(value).decode()
+
+
+def _reads_as_another(text: str) -> bool:
+    """Whether a text without quotes would be taken for another value: `3`, `null`, nothing at all."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return not text or text != text.strip()
+    return True
 
 
 def application_key(layer: str, application: Application) -> ContractKey:

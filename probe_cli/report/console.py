@@ -92,8 +92,9 @@ class Console:
 
     def width(self) -> int:
         """Columns for results: the terminal's; generous where there is none, since nothing wraps in a pipe."""
-        if os.environ.get("COLUMNS", "").isdigit():
-            return max(int(os.environ["COLUMNS"]), 20)
+        columns = os.environ.get("COLUMNS", "")
+        if columns.isascii() and columns.isdigit():
+            return max(int(columns[:6]), 20)
         if self._buffer is None and _is_terminal(sys.stdout):
             return max(shutil.get_terminal_size().columns, 20)
         return _WIDE
@@ -125,7 +126,12 @@ def _is_terminal(stream: TextIO) -> bool:
         return False
 
 
-def _replace_file(path: Path, text: str) -> None:
+def _replace_file(name: Path, text: str) -> None:
+    path = Path(os.path.realpath(name))  # a link stays a link
+    if path.exists() and not path.is_file():  # a device or a pipe is written to, and never replaced
+        with path.open("w", encoding="utf-8") as out:
+            out.write(text)
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as out:
@@ -133,6 +139,9 @@ def _replace_file(path: Path, text: str) -> None:
             out.flush()
             os.fsync(out.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # of the file that was asked for, not of the one that stands in for it
+            raise OSError(error.errno, f"cannot be written ({error.strerror})", str(name)) from None
         raise

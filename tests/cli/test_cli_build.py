@@ -69,6 +69,27 @@ def test_one_rank_as_a_file(run, checkpoint: Path, tmp_path: Path) -> None:
     assert "a file holds one rank, but 4 are built" in refused.stderr
 
 
+@pytest.mark.parametrize("name", ["bundle.json.gz", "bundle.json", "rank-00000.json.gz", "rank-00007.json.gz"])
+def test_a_file_is_not_written_into_a_bundle(run, checkpoint: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    assert run("build", checkpoint, "--tp", "2", "-o", out).code == 0
+    refused = run("build", checkpoint, "-o", out / name)
+    assert (refused.code, refused.stdout) == (2, "")
+    assert f"{name}: a part of the bundle in" in refused.stderr
+    assert [manifest.rank.index for manifest in Bundle.read(out).manifests()] == [0, 1]
+
+
+def test_a_load_that_uses_nothing_is_trouble(run, tmp_path: Path) -> None:
+    """An empty contract would be fulfilled by whatever is sent."""
+    names = tmp_path / "names.json"
+    names.write_text('[["transformer.wte.weight", "F32", [250, 64]], ["transformer.ln_f.weight", "F32", [64]]]')
+    found = run("build", "--wire", names, "--engine", f"python:{MODELS}:plain", "-o", tmp_path / "out")
+    assert (found.code, found.stdout) == (2, "")
+    assert "nothing is loaded: load_weights uses none of the 2 sources on any rank that was built" in found.stderr
+    assert "hint: is it this model's checkpoint? its first source is transformer.wte.weight" in found.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_some_ranks(run, checkpoint: Path, tmp_path: Path) -> None:
     found = run("build", checkpoint, "--tp", "4", "--ranks", "1-2", "-o", tmp_path / "out")
     assert found.code == 0

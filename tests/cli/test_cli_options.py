@@ -53,6 +53,8 @@ def test_ranks() -> None:
         ("x", "neither a rank nor a range"),
         ("", "neither a rank nor a range"),
         ("-1", "neither a rank nor a range"),
+        ("²", "neither a rank nor a range"),  # a digit, and no number
+        ("0-²", "neither a rank nor a range"),
         ("0-16", "there is no rank 16 among 16 ranks"),
     ]:
         with pytest.raises(UsageError, match=message):

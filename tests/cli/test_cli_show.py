@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import jsonschema
@@ -86,7 +87,23 @@ def test_output_goes_to_a_file_in_one_step(run, bundle: Path, tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
     refused = run("show", bundle, "--output", tmp_path / "no" / "such" / "folder.txt")
     assert refused.code == 2
-    assert "No such file or directory" in refused.stderr
+    assert "no/such/folder.txt: cannot be written (No such file or directory)" in refused.stderr
+
+
+def test_output_follows_a_link_and_writes_to_a_pipe_as_it_is(run, bundle: Path, tmp_path: Path) -> None:
+    """Replacing what the name stands for would have turned /dev/null into a file."""
+    target, link, pipe = (tmp_path / name for name in ("target", "link", "pipe"))
+    link.symlink_to(target)
+    assert run("show", bundle, "--output", link).code == 0
+    assert link.is_symlink()
+    shown = target.read_text()
+    assert "applications" in shown
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert run("show", bundle, "--output", pipe).code == 0
+    assert os.read(reader, 1 << 16).decode() == shown
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize(("rank", "message"), [("7", "no rank 7 in this bundle"), ("-1", "-1")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from probe_cli.errors import ManifestError, UsageError
 from probe_cli.manifest import ContractKey, Manifest, canonical_bytes, digest
-from probe_cli.manifest.keys import contract_digest
+from probe_cli.manifest.keys import contract_digest, describe_selectors
 from probe_cli.manifest.schema import (
     Application,
     CheckpointIdentity,
@@ -217,6 +218,29 @@ def test_keys_are_a_multiset_and_read_well() -> None:
     manifest = Manifest(msgspec.structs.replace(given, layers=layers))
     assert manifest.keys() == {ContractKey(("l.weight_shape",), "l", "weight_shape"): 3, key: 1}
     assert str(key) == "l.q -> l.weight [part=Part.LEFT, shard_id=q]"
+
+
+def test_selectors_read_as_what_they_are_on_one_line() -> None:
+    """Text that looks like another value, or would break the line, is quoted."""
+    given = {"a": 3, "b": "3", "c": None, "d": "null", "e": "", "f": "q", "g": "q\n\x1b[31m", "h": " q"}
+    shown = 'a=3, b="3", c=null, d="null", e="", f=q, g="q\\n\\u001b[31m", h=" q"'
+    assert describe_selectors(given) == shown
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_only_files_are_replaced_and_links_stay_links(tmp_path: Path, link: bool) -> None:
+    target = tmp_path / "elsewhere" / "rank.json"
+    target.parent.mkdir()
+    path = tmp_path / "rank.json"
+    if link:
+        path.symlink_to(target)
+        dense_manifests()[0].write(path)
+        assert path.is_symlink() and Manifest.read(target) == dense_manifests()[0]
+    else:
+        os.mkfifo(path)
+        with pytest.raises(ManifestError, match=r"rank\.json: cannot be written \(not a regular file\)"):
+            dense_manifests()[0].write(path)
+        assert path.is_fifo()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 2**70, {1: 2}, object()])
