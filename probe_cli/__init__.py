@@ -12,6 +12,7 @@ from probe_cli._version import __version__
 
 if TYPE_CHECKING:
     from probe_cli.checkpoint import Checkpoint as Checkpoint
+    from probe_cli.errors import IncompleteUpdate as IncompleteUpdate
     from probe_cli.manifest import Bundle as Bundle
     from probe_cli.manifest import Manifest as Manifest
     from probe_cli.probe import probe as probe
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Bundle",
     "Checkpoint",
+    "IncompleteUpdate",
     "Manifest",
     "Rank",
     "ReloadSession",
@@ -37,6 +39,7 @@ __all__ = [
 _HOMES = {
     "Bundle": "probe_cli.manifest",
     "Checkpoint": "probe_cli.checkpoint",
+    "IncompleteUpdate": "probe_cli.errors",
     "Manifest": "probe_cli.manifest",
     "Rank": "probe_cli.topology",
     "ReloadSession": "probe_cli.reload",
