@@ -108,7 +108,8 @@ def client(folders: tuple[Path, Path], cold: Any, tmp_path_factory: pytest.TempP
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(site(where / "site"))]),
     }
     command = [
-        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folders[0]), "--host", "127.0.0.1", "--port", str(port),
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folders[0]),
+        "--host", "127.0.0.1", "--port", str(port),
         "--served-model-name", "m", "--enforce-eager", "--max-model-len", "128", "--max-num-seqs", "4",
         "--weight-transfer-config", '{"backend": "file-ipc"}', "--no-enable-prefix-caching",
     ]  # fmt: skip

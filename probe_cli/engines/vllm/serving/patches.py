@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from probe_cli.engines.vllm.serving.answers import read_all_answers
 from probe_cli.engines.vllm.serving.extra_config import ExtraConfig, take_extra_config
 from probe_cli.engines.vllm.serving.points import OWN_PLANS, POINTS, Point, resolve
 from probe_cli.engines.vllm.serving.settings import Settings
@@ -34,6 +35,7 @@ def install() -> None:
     _replace("begin", _begin)
     _replace("finish", _finish)
     _replace("worker_finish", _worker_finish)
+    _replace("executor", read_all_answers)
     worker, _, _ = resolve(Point(POINTS["worker"].module, "WorkerBase.__init__", ""))
     worker.probe_manifest_receipt = probe_manifest_receipt
     worker.probe_manifest_digests = probe_manifest_digests

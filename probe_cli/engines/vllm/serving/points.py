@@ -39,6 +39,9 @@ POINTS: dict[str, Point] = {
     "worker_finish": Point(
         "vllm.v1.worker.gpu_worker", "Worker.finish_weight_update", "a failed end must not leave the update open"
     ),
+    "executor": Point(
+        "vllm.v1.executor.multiproc_executor", "MultiprocExecutor.collective_rpc", "a failed call must not leave answers unread"
+    ),
     "worker": Point("vllm.v1.worker.worker_base", "WorkerBase", "answers `collective_rpc`"),
     "dummy": Point(f"{_LOADER}.dummy_loader", "DummyModelLoader.__init__", "takes no extra config of its own"),
 }

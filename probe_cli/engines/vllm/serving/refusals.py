@@ -19,6 +19,10 @@ def refusals(model: nn.Module, config: Any, model_config: Any) -> Iterator[str]:
         if getattr(method, "uses_meta_device", False):
             yield f"layer {name}: {type(method).__name__} quantizes while it loads, so that there is no loaded layout to stage"
             break
+    if getattr(config, "lora_config", None) is not None and any(
+        hasattr(module, "lora_base_layer_prefix") for module in model.modules()
+    ):
+        yield "LoRA wraps the experts, and vLLM then calls their loaders by other names than in the first load"
     offload = getattr(config, "offload_config", None)
     if _offloads(offload):
         yield "weights are offloaded to the host, and move between updates"

@@ -22,6 +22,7 @@ from probe_cli.errors import ProbeManifestError, ReloadError
 from probe_cli.manifest import Manifest
 from probe_cli.reload import ColdLoad, ReloadSession, Update
 from probe_cli.reload.cold import Residue
+from probe_cli.reload.verify import placement
 
 __all__ = ["TrackedModel", "tracked"]
 
@@ -36,6 +37,11 @@ def tracked(model: object) -> TrackedModel | None:
     """What was attached to a model when it was created."""
     found = getattr(model, "__dict__", {}).get(_ATTRIBUTE)
     return found if isinstance(found, TrackedModel) else None
+
+
+def _placement(model: nn.Module) -> dict[str, str]:
+    """Where the experts are. LoRA puts layers into wrappers, which moves no expert."""
+    return {path.replace(".base_layer", ""): digest for path, digest in placement(model).items()}
 
 
 class TrackedModel:
@@ -163,6 +169,7 @@ class TrackedModel:
             group=peers(self._config),
             vote_timeout=self.settings.timeout,
             audit=self.settings.audit,
+            placement_of=_placement,
         )
 
     def _give_up(self, error: ProbeManifestError) -> None:
