@@ -5,6 +5,7 @@ VENV_CACHE ?= $(HOME)/.cache/probe-manifest
 VENV := .venv
 PY := $(VENV)/bin/python
 PYTEST_FLAGS ?=
+FUZZ_SECONDS ?= 20
 # Test files in parallel; a file's fixtures are made once.
 PARALLEL ?= -n $(shell getconf _NPROCESSORS_ONLN) --dist loadfile
 export PYTHON
@@ -14,12 +15,13 @@ VLLM_CUDA := $(VENV_CACHE)/venv-vllm-cuda
 VLLM_TESTS = $(wildcard tests/engines/vllm tests/engines/vllm_serving)
 TOOLS := pytest pytest-timeout hypothesis jsonschema
 
-.PHONY: help demo test test-cuda test-vllm test-vllm-cuda sweep lint format venv venv-vllm-cpu venv-vllm-cuda bench clean
+.PHONY: help demo fuzz test test-cuda test-vllm test-vllm-cuda sweep lint format venv venv-vllm-cpu venv-vllm-cuda bench clean
 
 help:
 	@echo "make demo            set up, and run the main job on a small example"
 	@echo "make test            set up, and run the tests"
 	@echo "make lint            ruff and mypy"
+	@echo "make fuzz            the parsers of headers and manifests, under atheris, for FUZZ_SECONDS each"
 	@echo "make test-vllm       the tests that need a vLLM that runs on CPUs"
 	@echo "make test-vllm-cuda  the tests that need vLLM's CUDA wheel (9 GB), but no GPU"
 	@echo "make test-cuda       the tests that need a GPU"
@@ -37,6 +39,14 @@ test: venv
 
 test-cuda: venv
 	$(PY) -m pytest -m cuda $(PYTEST_FLAGS)
+
+# Bounded; new inputs go to a folder of their own, never into the corpus.
+fuzz: venv
+	@for pair in checkpoint/fuzz_headers:headers manifest/fuzz_manifests:manifests; do \
+		found=$$(mktemp -d) && \
+		PYTHONPATH=$(CURDIR) $(PY) tests/$${pair%%:*}.py -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 \
+			-print_final_stats=1 -artifact_prefix=$$found/ $$found tests/hostile/$${pair##*:} || exit 1; \
+	done
 
 lint: venv
 	$(VENV)/bin/ruff check .
