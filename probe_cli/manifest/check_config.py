@@ -46,11 +46,12 @@ class CheckConfig(msgspec.Struct, frozen=True):
         self, *, strict: bool = False, select: Iterable[str] = (), ignore: Iterable[str] = ()
     ) -> CheckConfig:
         """This configuration with what the command line adds. `select` leaves only the codes that it names (a code, a
-        name, or a prefix such as PM1); `ignore` turns codes off."""
+        name, or a prefix such as PM1) and those of input that cannot be read; `ignore` turns codes off."""
         severities = dict(self.severities)
         if select := tuple(select):
             chosen = {code for text in select for code in _matching(text, "--select")}
-            severities = {c: s if c in chosen else "off" for c, s in severities.items()}
+            # What could not be read was not checked, whatever was asked for: that is never "ok".
+            severities = {c: s if c in chosen or CODES[c].trouble else "off" for c, s in severities.items()}
             for code in chosen:
                 # What is asked for by name is wanted, even if a file turned it off.
                 if severities[code] == "off":

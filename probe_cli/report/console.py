@@ -106,7 +106,11 @@ class Console:
     # Streams
 
     def prepare_streams(self) -> None:
-        """Names that the terminal's encoding cannot spell are escaped, never a reason to fail."""
+        """Names that the terminal's encoding cannot spell are escaped, never a reason to fail; nor is a stream that was
+        closed from the start: its descriptor must not become some file's."""
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:
+                setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we run
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")

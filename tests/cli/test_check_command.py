@@ -258,3 +258,13 @@ def test_a_manifest_of_a_newer_major_version_is_trouble(capsys: pytest.CaptureFi
     assert code == 2
     assert "schema version 2.0 is of a newer major version" in out
     assert "    upgrade probe-manifest" in out
+
+
+def test_select_does_not_hide_what_cannot_be_read(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It ended with "ok" where nothing had been checked."""
+    (tmp_path / "names.json").write_text("[")
+    code, out, _ = run(capsys, "bundle", "no-such-bundle", "--wire", str(tmp_path / "names.json"), "--select", "PM101")
+    assert code == 2
+    assert "error PM109 broken-checkpoint" in out and "error PM202 broken-manifest: no-such-bundle" in out

@@ -143,6 +143,14 @@ def test_closed_stderr_is_no_failure(bundle: Path) -> None:
     assert b"Qwen3MoeForCausalLM" in done.stdout
 
 
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_leave_the_verdict(bundle: Path, checkpoint: Path, closed: str) -> None:
+    """`check` in a shell without stdout ended with 1, which means findings."""
+    command = f"{sys.executable} -m probe_cli check {bundle} {checkpoint} {closed}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_colour_only_where_it_is_wanted(spawn, bundle: Path) -> None:
     arguments = ("show", bundle, "--gaps")
     assert "\x1b" not in spawn(*arguments).stdout
