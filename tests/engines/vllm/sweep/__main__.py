@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--special", action="store_true", help="quantizations and topologies only")
     parser.add_argument("--architectures", action="store_true", help="architectures only")
     parser.add_argument("--json", type=Path, help="where to write all outcomes")
+    parser.add_argument("--update", type=Path, help="outcomes of an earlier run, which those of this one replace")
     parser.add_argument("--docs", type=Path, help="where to write the table (docs/coverage.md)")
     options = parser.parse_args()
     cases: list[Case] = [] if options.architectures else special_cases()
@@ -36,6 +37,12 @@ def main() -> int:
     passed = [outcome for outcome in made if outcome.status == "passed"]
     seconds = time.perf_counter() - start
     print(f"{len(passed)} of {len(made)} passed, {len(outcomes) - len(made)} not made, {seconds:.0f} s")
+    if options.update:
+        earlier = msgspec.json.decode(options.update.read_bytes(), type=list[Outcome])
+        now = {outcome.name: outcome for outcome in outcomes}
+        known = {outcome.name for outcome in earlier}
+        outcomes = [now.get(outcome.name, outcome) for outcome in earlier]
+        outcomes += [outcome for name, outcome in now.items() if name not in known]
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes), indent=1))
     if options.docs:

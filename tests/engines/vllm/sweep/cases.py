@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from probe_cli.topology import Topology
+from tests.engines.vllm.sweep.bent import BENT, bend, told
 from tests.engines.vllm.sweep.case import Case
 from tests.engines.vllm.sweep.changes import CHANGES
 from tests.engines.vllm.sweep.header_only import Entry, write_checkpoint
@@ -30,6 +31,9 @@ def _architecture_case(name: str) -> Case:
         arguments["runner"] = "pooling"
     if name in ONE_RANK:
         return Case(name, _maker(name), Topology(), 0, arguments=arguments, bent=ONE_RANK[name])
+    if name in BENT:
+        rules = BENT[name]
+        return Case(name, _maker(name, more=bend(rules)), arguments=arguments, spread=True, bent=told(rules))
     published = Case(
         name, _maker(name, prefixes=True), arguments=arguments, spread=True, bent="with the published prefixes"
     )

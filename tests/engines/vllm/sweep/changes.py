@@ -35,6 +35,13 @@ CHANGES: dict[str, dict[str, Any]] = {
         "add_full_attention_sink_bias": False,
         "attention_value_scale": 1.0,
     },
+    "DeepseekV4ForCausalLM": {"topk_method": "noaux_tc"},
+    "QianfanOCRForConditionalGeneration": {
+        "force_image_size": 448,
+        "downsample_ratio": 0.5,
+        "ps_version": "v2",
+        "select_layer": -1,
+    },
     "MuseSparkForConditionalGeneration": {"text_config": {"num_shared_experts": 0, "num_hidden_layers": 4}},
     "NomicBertModel": {
         "activation_function": "swiglu",

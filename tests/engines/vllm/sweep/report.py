@@ -16,9 +16,11 @@ Made by `make sweep`; do not edit. vLLM {vllm}, transformers {transformers}, tor
 
 For every architecture of vLLM's registry that transformers has a class for, a small configuration is made (the defaults of
 the architecture's own configuration class, depths cut) and a checkpoint of headers with the names and shapes that
-`save_pretrained` would write. One rank is probed: TP2, rank 1, an emulated H100. A case passes if the whole load is
-replayed, every write is attributed to its sources, and nothing is logged as an error. What stands under *left aside* and
-*nothing writes* is what vLLM's loading code does with such a checkpoint.
+`save_pretrained` would write. One rank is probed: TP2, rank 1, an emulated H100; experts are spread (EP2)
+where the model has any. A case passes if the whole load is replayed, every write is attributed to its sources, and nothing
+is logged as an error. What stands under *left aside* and *nothing writes* is what vLLM's loading code does with such a
+checkpoint. A note about names says where they had to be bent to those that vLLM reads: that proves the replay, not the
+checkpoint.
 
 **{passed} of {made} architectures and {special_passed} of {special_made} quantizations and topologies pass.** For {absent}
 names of the registry transformers has no class (code of the model's repository, drafters, or names of vLLM alone); for
@@ -66,17 +68,22 @@ def _passed(outcomes: Iterable[Outcome]) -> int:
 
 def _table(outcomes: Iterable[Outcome]) -> list[str]:
     lines = [
-        "| case | vLLM's class | sources | applications | declined | direct | left aside | nothing writes | note |",
-        "|---|---|--:|--:|--:|--:|---|---|---|",
+        "| case | vLLM's class | ranks | sources | applications | declined | direct | left aside | nothing writes | note |",
+        "|---|---|---|--:|--:|--:|--:|---|---|---|",
     ]
     for o in outcomes:
         aside = "; ".join(name for names in o.unused.values() for name in names)
         note = o.bent if o.status == "passed" else f"**{o.status}**: {o.reason}"
-        lines.append(
-            f"| {o.name} | {o.model} | {o.sources:,} | {o.applications:,} | {o.declined:,} | {o.direct:,} | {_cell(aside)} "
-            f"| {_cell('; '.join(o.unfed))} | {_cell(note)} |"
-        )
+        numbers = " | ".join(f"{count:,}" for count in (o.sources, o.applications, o.declined, o.direct))
+        texts = " | ".join(_cell(text) for text in (aside, "; ".join(o.unfed), note))
+        lines.append(f"| {o.name} | {o.model} | {_ranks(o.topology)} | {numbers} | {texts} |")
     return lines
+
+
+def _ranks(topology: str) -> str:
+    """`tp=2 pp=1 ep=2 dp=1` as TP2 EP2."""
+    sizes = [part.partition("=") for part in topology.split()]
+    return " ".join(f"{name.upper()}{size}" for name, _, size in sizes if size != "1") or "TP1"
 
 
 def _cell(text: str, limit: int = 300) -> str:
