@@ -36,7 +36,10 @@ def state_of(served: Served) -> tuple[Any, Any]:
     return served.call("probe_manifest_digests"), served.tokens()
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["tp2", "tp2-ep2"])
+# A second pair of workers does not start in a process that has had one: each kind is run by an invocation of its own.
+@pytest.fixture(
+    scope="module", params=[pytest.param(False, id="tp2"), pytest.param(True, id="tp2-ep2", marks=pytest.mark.slow)]
+)
 def expert_parallel(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
