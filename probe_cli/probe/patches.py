@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ from probe_cli.probe.memory import patched
 from probe_cli.probe.recorder import Recorder
 from probe_cli.probe.writes import code_line
 
-__all__ = ["watch_assignments", "watch_registrations"]
+__all__ = ["note_unannounced", "run_eagerly", "watch_assignments", "watch_registrations"]
 
 # The getset descriptor of C++; `data` on `torch.Tensor` is what is patched.
 _DATA: Any = vars(torch._C.TensorBase)["data"]
@@ -40,6 +41,21 @@ def watch_assignments(recorder: Recorder) -> Iterator[None]:
             SET_DATA(tensor, value)
 
     with patched(torch.Tensor, data=property(_GET_DATA, set_data)):
+        yield
+
+
+@contextmanager
+def run_eagerly() -> Iterator[None]:
+    """Inside, functions under `torch.compile` run as they are written: its tracer would trace the recorder with them."""
+
+    def compiled(model: Any = None, **options: Any) -> Any:
+        return model if model is not None else lambda function: function
+
+    with ExitStack() as stack:
+        stack.enter_context(patched(torch, compile=compiled))
+        # What was compiled before brought the tracer with it; importing it for nothing takes seconds.
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
 

@@ -21,7 +21,7 @@ from probe_cli.model.loaders import LoaderInterception
 from probe_cli.model.selectors import Binder
 from probe_cli.probe.applications import Collector, Entry
 from probe_cli.probe.memory import guard_memory
-from probe_cli.probe.patches import note_unannounced, watch_assignments, watch_registrations
+from probe_cli.probe.patches import note_unannounced, run_eagerly, watch_assignments, watch_registrations
 from probe_cli.probe.recorder import Recorder
 from probe_cli.probe.snapshot import ModelSnapshot
 from probe_cli.probe.threads import watch_threads
@@ -136,6 +136,7 @@ def _replay(
             stack.enter_context(guard_memory(recorder))
             stack.enter_context(watch_registrations(inventory, recorder, loaders))
             stack.enter_context(watch_threads(recorder))
+            stack.enter_context(run_eagerly())
             stack.enter_context(recorder)
             _refuse_unfinished(engine.load_weights(model, iter(stream)), model)
             note_unannounced(model, inventory, recorder)

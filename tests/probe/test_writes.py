@@ -352,3 +352,33 @@ def test_a_tensor_that_is_replaced_by_a_smaller_one_keeps_no_region_beyond_its_e
     first, second = applications(_probe(tmp_path, _model(step)))[0].writes
     assert (first.dst, first.exact) == (None, False)
     assert (second.dst, second.exact, second.computed) == (None, True, True)
+
+
+@torch.compile(backend="eager")
+def _dequantized(value: torch.Tensor) -> torch.Tensor:
+    return value * 2 + 1
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_compiled_functions_run_as_they_are_written(early: bool, tmp_path: Path) -> None:
+    """The compiler traced the recorder, and the load failed in it."""
+
+    def step(model: Any, name: str, value: torch.Tensor) -> None:
+        @torch.compile
+        def late(value: torch.Tensor) -> torch.Tensor:
+            return value * 2 + 1
+
+        model.p.data[:2].copy_((_dequantized if early else late)(value[:2]))
+
+    compiler = torch.compile
+    manifest = probe(LoadingModel(each(step), p=torch.zeros(4)), checkpoint_of(tmp_path, {"a": torch.arange(4.0)}))
+    (application,) = applications(manifest)
+    (write,) = application.writes
+    assert (application.sources, write.src, write.dst, write.computed) == (
+        ("a",),
+        View(0, (2,), (1,)),
+        View(0, (2,), (1,)),
+        True,
+    )
+    assert torch.compile is compiler
+    assert torch.equal(_dequantized(torch.ones(2)), torch.full((2,), 3.0))
