@@ -81,7 +81,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "DeepseekV3ForCausalLM": {"topk_method": "noaux_tc"},
     "FalconForCausalLM": {"hidden_size": 4096, "num_attention_heads": 64},
     "GteModel": {"position_embedding_type": "rope"},
-    "HYV3ForCausalLM": {"first_k_dense_replace": 1, "expert_hidden_dim": 1536, "route_norm": True},
+    "HYV3ForCausalLM": {"first_k_dense_replace": 1, "expert_hidden_dim": 1536, "route_norm": True, "qk_norm": True},
     "HunYuanDenseV1ForCausalLM": {"head_dim": 128},
     "HunYuanMoEV1ForCausalLM": {"head_dim": 128},
     "InklingForCausalLM": {"padded_vocab_size": 201024},
