@@ -91,6 +91,7 @@ def command(
     from probe_cli.reload.trial import TrialOptions, negated, read_tensor, run_trial
 
     console.send_to(output)
+    _check_device(device)
     topology = topology_of(tp, pp, ep, dp, enable_ep)
     place = topology.rank(rank)
     source = open_checkpoint(checkpoint, wire=None, order="engine", revision=None)
@@ -141,3 +142,17 @@ def command(
     if trial.hint:
         console.hint(trial.hint)
     return 0 if trial.ok else 1
+
+
+def _check_device(name: str) -> None:
+    """Raise UsageError unless there is such a device here."""
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"--device {name}: not a device; expected cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {name}: a model cannot be reloaded there; expected cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"--device {name}: there is no such device here", hint="--device cpu needs none")

@@ -26,7 +26,14 @@ _DEFAULT = "http://localhost:8000"
 @click.command("vllm-status", cls=PlainCommand, examples=EXAMPLES)
 @click.argument("url", required=False)
 @click.option("--receipts", metavar="DIR", type=click.Path(path_type=Path), help="Read receipts there; ask no server.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the server.",
+)
 @format_option("text", "json")
 @output_option
 @click.option("-v", "--verbose", is_flag=True, help="Every missing key, not the first 20.")

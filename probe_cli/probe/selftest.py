@@ -89,7 +89,7 @@ def selftest(
     bench = _Bench(model, checkpoint, engine, manifest, value_limit)
     chosen = _sampled(manifest, samples)
     if not chosen:
-        raise ManifestError(f"{manifest.rank}: the manifest has no applications, so there is nothing to alter")
+        raise ManifestError("the manifest has no applications, so there is nothing to alter")
     trials: list[Trial] = []
     for number, sample in enumerate(chosen):
         if progress is not None:
@@ -160,7 +160,7 @@ class _Bench:
         found = self._compare(unaltered, None)
         if found is not None:
             raise ManifestError(
-                f"{manifest.rank}: the unaltered stream does not give the manifest's contract: {found[1]}",
+                f"the unaltered stream does not give the manifest's contract: {found[1]}",
                 hint="use the checkpoint, engine and target that the manifest was built with",
             )
 

@@ -182,11 +182,11 @@ def _arranged(sources: Sequence[Source], options: TrialOptions) -> list[Source]:
             raise UsageError(f"{name} is no source of this checkpoint")
     kind, _, seed = options.order.partition(":")
     arranged = list(sources)
-    if kind == "reversed":
+    if options.order == "reversed":
         arranged.reverse()
-    elif kind == "random":
-        random.Random(int(seed) if seed.isascii() and seed.isdigit() else 0).shuffle(arranged)
-    elif kind != "file":
+    elif kind == "random" and seed.isascii() and seed.isdigit():
+        random.Random(int(seed)).shuffle(arranged)
+    elif options.order != "file":
         raise UsageError(f"--order {options.order}: expected file, reversed or random:SEED")
     kept = [source for source in arranged if source.name not in options.drop]
     return [again for source in kept for again in [source] * (2 if source.name in options.double else 1)]

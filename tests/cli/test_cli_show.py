@@ -174,4 +174,5 @@ def test_selftest_of_another_checkpoint_says_so(run, bundle: Path, tmp_path: Pat
     other = write_checkpoint(tmp_path / "other", preset("qwen3-moe", num_hidden_layers=1))
     found = run("selftest", bundle, "--checkpoint", other)
     assert found.code == 2
+    assert found.stderr.count("rank ") == 1
     assert "the unaltered stream does not give the manifest's contract" in found.stderr

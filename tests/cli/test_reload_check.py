@@ -68,3 +68,21 @@ def test_trouble_is_one_line(folders: tuple[str, str], capsys: pytest.CaptureFix
     assert "no.such.tensor is no source" in capsys.readouterr().err
     assert main(["reload-check", folders[0], "--staging-bytes", "8"]) == 2
     assert "does not hold layer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--device", "zz"], "--device zz: not a device"),
+        (["--device", "meta"], "--device meta: a model cannot be reloaded there"),
+        (["--device", "cuda:99"], "--device cuda:99: there is no such device here"),
+        (["--order", "random"], "--order random: expected file, reversed or random:SEED"),
+        (["--order", "random:x"], "--order random:x: expected file, reversed or random:SEED"),
+        (["--order", "reversed:1"], "--order reversed:1: expected file, reversed or random:SEED"),
+    ],
+)
+def test_what_cannot_be_tried_is_said_in_a_line(
+    folders: tuple[str, str], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reload-check", folders[0], "--engine", "embedded", *options]) == 2
+    assert f"error: {message}" in capsys.readouterr().err
