@@ -47,12 +47,17 @@ def test_signals(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell that runs the tests in the background has them ignore SIGINT, and children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     wait_until(lambda: len(list(started.iterdir())) == 2)
     workers = [int(path.name) for path in started.iterdir()]
     assert all(map(alive, workers))
     (os.killpg if to_group else os.kill)(process.pid, number)
-    stdout, stderr = process.communicate(timeout=30)
+    try:
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert (process.returncode, stdout) == (code, "")
     assert f"error: {word}" in stderr
     assert "Traceback" not in stderr
