@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("vllm", reason="needs vLLM's CUDA wheel")
 
@@ -83,6 +84,7 @@ def build(
 
 def _full_size(folder: Path) -> dict[str, Any]:
     refuse_sockets()
+    torch.set_num_threads(1)  # torch's own pool of workers is no thread of the build's
     before = len(threads())
     checkpoint = Checkpoint.open(folder)
     engine = VllmEngine(EngineOptions(target="h100"))
