@@ -16,6 +16,8 @@ __all__ = [
     "ProbeManifestError",
     "ReloadError",
     "UsageError",
+    "described",
+    "one_line",
 ]
 
 
@@ -68,3 +70,14 @@ class IncompleteUpdate(ReloadError):
     """An update ended without fulfilling its contracts. The missing keys are in the message, grouped by layer."""
 
     exit_code = 1
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line; empty if it says nothing."""
+    return " ".join(str(error).split())
+
+
+def described(error: BaseException) -> str:
+    """An error's class and what it says, on one line."""
+    text = one_line(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

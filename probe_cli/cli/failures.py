@@ -6,7 +6,7 @@ import traceback
 
 import click
 
-from probe_cli.errors import ProbeManifestError
+from probe_cli.errors import ProbeManifestError, described
 from probe_cli.report.console import Console
 
 __all__ = ["ClosedPipe", "Terminated", "describe_failure", "exit_code"]
@@ -78,7 +78,6 @@ def describe_failure(error: BaseException, console: Console) -> None:
         console.error("out of memory")
         console.hint("fewer ranks at once (--jobs 1) need less")
     else:
-        text = " ".join(str(error).split())
-        console.error(f"unexpected {type(error).__name__}" + (f": {text}" if text else ""))
+        console.error(f"unexpected {described(error)}")
         if not console.debug:
             console.hint("probe-manifest --debug COMMAND ... shows where; please report it")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +13,7 @@ from probe_cli.cli.failures import ClosedPipe
 __all__ = ["COMMANDS", "LazyGroup", "PlainCommand"]
 
 #: Command -> (module under `probe_cli.cli`, its line in `--help`), in the order of `--help`.
-_ALL: dict[str, tuple[str, str]] = {
+COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("build", "Dry-run the load of a checkpoint; write the manifests of all ranks."),
     "show": ("show", "Show what a manifest or bundle says."),
     "explain": ("explain", "Which ranks take a source, where to; or what feeds a parameter."),
@@ -27,8 +26,6 @@ _ALL: dict[str, tuple[str, str]] = {
     "schema": ("schema", "Print the JSON Schema of manifest files."),
     "textconv": ("textconv", "A manifest as text, for `git diff`."),
 }
-_HERE = Path(__file__).parent
-COMMANDS = {name: entry for name, entry in _ALL.items() if (_HERE / f"{entry[0]}.py").exists()}
 
 
 class PlainCommand(click.Command):

@@ -22,7 +22,7 @@ from torch import nn
 
 from probe_cli.checkpoint import Checkpoint
 from probe_cli.engines.base import EngineOptions
-from probe_cli.errors import EngineError, ProbeManifestError, UsageError
+from probe_cli.errors import EngineError, ProbeManifestError, UsageError, described
 from probe_cli.manifest.schema import EngineIdentity
 from probe_cli.probe.live import LiveEngine, torch_version
 from probe_cli.probe.materialize import MetaMaterializer
@@ -87,7 +87,7 @@ class PythonEngine(LiveEngine):
         except ProbeManifestError:
             raise
         except Exception as error:
-            raise EngineError(f"{self._home}:{self._name} failed for {rank}: {_reason(error)}") from error
+            raise EngineError(f"{self._home}:{self._name} failed for {rank}: {described(error)}") from error
         if not isinstance(model, nn.Module):
             raise EngineError(f"{self._home}:{self._name} returned a {type(model).__name__}, not an nn.Module")
         if not callable(getattr(model, "load_weights", None)):
@@ -165,11 +165,6 @@ def _import(home: str) -> ModuleType:
             raise UsageError(
                 f"--engine python: there is no module {home}", hint="install it, or run from the folder that holds it"
             ) from None
-        raise EngineError(f"--engine python: {home} cannot be imported: {_reason(error)}") from error
+        raise EngineError(f"--engine python: {home} cannot be imported: {described(error)}") from error
     except (Exception, SystemExit) as error:  # a script that ends when it is done must not end this command
-        raise EngineError(f"--engine python: {home} cannot be imported: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+        raise EngineError(f"--engine python: {home} cannot be imported: {described(error)}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,14 +10,9 @@ import torch
 from torch import nn
 
 from probe_cli.errors import EngineError
+from probe_cli.model.storage import storage_key
 
-__all__ = ["Inventory", "LayerTensors", "OwnedTensor", "storage_key"]
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """Identity of the storage behind a tensor: equal for all views of one storage, while that storage lives."""
-    key: int = tensor.untyped_storage()._cdata
-    return key
+__all__ = ["Inventory", "LayerTensors", "OwnedTensor"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +73,15 @@ class Inventory:
     def owners(self, tensor: torch.Tensor) -> list[OwnedTensor]:
         """The names under which this very tensor object is registered; empty if it is none of the model's."""
         return self._by_identity.get(id(tensor), [])
+
+    def destination(self, parameter: torch.Tensor | None, args: Sequence[object]) -> OwnedTensor | None:
+        """The tensor that a loader was called for, from its first arguments or the parameter that it hangs on."""
+        for tensor in (*args[:2], parameter):
+            if isinstance(tensor, torch.Tensor):
+                owners = self.owners(tensor)
+                if owners:
+                    return owners[0]
+        return None
 
     def on_storage(self, key: int) -> list[OwnedTensor]:
         """The tensors that live on a storage, in model order."""

@@ -9,10 +9,11 @@ from typing import Any, Literal
 import torch
 
 from probe_cli.engines.base import Engine
-from probe_cli.errors import ProbeError
+from probe_cli.errors import ProbeError, described
 from probe_cli.manifest.canonical import canonical_bytes
-from probe_cli.model.inventory import OwnedTensor, storage_key
+from probe_cli.model.inventory import OwnedTensor
 from probe_cli.model.selectors import Binder, loader_name
+from probe_cli.model.storage import storage_key
 from probe_cli.probe.recorder import Recorder
 from probe_cli.probe.writes import ModelWrite, code_line
 
@@ -75,10 +76,9 @@ class Collector:
             # tensor that did not arrive.
             if writes or not _is_misfit(error):
                 after = f" after writing {writes[0].owned.full_name}" if writes else ""
-                text = " ".join(str(error).split())
                 recorder.fail(
                     f"weight loader {loader_name(loader)} raised{after} while loading {recorder.loading()}: "
-                    f"{type(error).__name__}: {text}"
+                    f"{described(error)}"
                 )
             raise
         finally:
@@ -99,7 +99,7 @@ class Collector:
             bound = self._binder.bind(loader, args, kwargs)
         except ProbeError as error:  # noted, should the loading code swallow it
             raise recorder.fail(str(error), hint=error.hint) from None
-        owned = recorder.destination(parameter, args) or writes[0].owned
+        owned = recorder.inventory.destination(parameter, args) or writes[0].owned
         given: list[int] = []
         foreign: list[str] = []
         for name, tensor in zip(bound.names, bound.tensors):

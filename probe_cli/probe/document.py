@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from probe_cli.checkpoint import Checkpoint
-from probe_cli.dtypes import DTYPE_BITS
+from probe_cli.dtypes import DTYPE_BITS, numel
 from probe_cli.manifest import Manifest
 from probe_cli.manifest.coverage import Footprint, coverage, union_size
 from probe_cli.manifest.identity import checkpoint_identity
@@ -161,12 +161,8 @@ def _tensor(state: TensorState, recording: Recording, writes: _Footprints) -> Te
 
 
 def _never_written(state: TensorState) -> Coverage | None:
-    total = 1
-    for size in state.shape:
-        total *= size
-    if total == 0:
-        return None
-    return Coverage(gap_elements=total, gaps=(tuple((0, size) for size in state.shape),))
+    total = numel(state.shape)
+    return None if total == 0 else Coverage(gap_elements=total, gaps=(tuple((0, size) for size in state.shape),))
 
 
 def _application(entry: Entry, recording: Recording, checkpoint: Checkpoint) -> Application:
@@ -245,13 +241,7 @@ def _summary(recording: Recording, checkpoint: Checkpoint, layers: tuple[Layer, 
 
 
 def _is_unfed(tensor: TensorEntry) -> bool:
-    covered = tensor.coverage
-    if covered is None:
-        return False
-    total = 1
-    for size in tensor.shape:
-        total *= size
-    return covered.gap_elements == total
+    return tensor.coverage is not None and tensor.coverage.gap_elements == numel(tensor.shape)
 
 
 def _bytes_read(entries: Iterable[Entry], checkpoint: Checkpoint) -> int:

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from probe_cli.checkpoint import Source
 from probe_cli.errors import ProbeError
 from probe_cli.manifest.schema import View
-from probe_cli.model.inventory import Inventory, OwnedTensor, storage_key
-from probe_cli.probe.ops import tensors_in
+from probe_cli.model.dispatch import tensors_in
+from probe_cli.model.inventory import Inventory, OwnedTensor
+from probe_cli.model.storage import byte_range, storage_key
 from probe_cli.probe.provenance import (
     Origin,
     Piece,
@@ -31,7 +32,7 @@ from probe_cli.probe.provenance import (
     view_of,
 )
 from probe_cli.probe.values import ValueStore
-from probe_cli.probe.writes import ModelWrite, code_line, extent, of_piece, within
+from probe_cli.probe.writes import ModelWrite, code_line, of_piece, within
 
 __all__ = ["SET_DATA", "Ledger"]
 
@@ -201,21 +202,12 @@ class Ledger:
 
     # Model writes
 
-    def destination(self, parameter: torch.Tensor | None, args: tuple[Any, ...]) -> OwnedTensor | None:
-        """The model tensor that a loader was called for: it wins where several tensors share a storage."""
-        for tensor in (*args[:2], parameter):
-            if isinstance(tensor, torch.Tensor):
-                owners = self.inventory.owners(tensor)
-                if owners:
-                    return owners[0]
-        return None
-
     def _owner(self, owners: list[OwnedTensor], target: torch.Tensor) -> OwnedTensor | None:
         """Which of the tensors on a storage is written through `target`; None if no single one holds all of it."""
         if len(owners) > 1:
-            low, high = extent(target)
-            owners = [o for o in owners if extent(o.tensor)[0] <= low and high <= extent(o.tensor)[1]]
-            destination = None if self.call is None else self.destination(*self.call)
+            low, high = byte_range(target)
+            owners = [o for o in owners if byte_range(o.tensor)[0] <= low and high <= byte_range(o.tensor)[1]]
+            destination = None if self.call is None else self.inventory.destination(*self.call)
             if destination is not None and any(owned is destination for owned in owners):
                 return destination
             for owned in owners:
@@ -285,11 +277,11 @@ class Ledger:
 
     def _spread(self, owners: list[OwnedTensor], target: torch.Tensor, pieces: list[Piece], op: str) -> None:
         """A write that goes beyond any single tensor of the model: each tensor under it gets its part."""
-        low, high = extent(target)
+        low, high = byte_range(target)
         seen: set[View] = set()
         for owned in owners:
             own = owned.tensor
-            first, last = extent(own)
+            first, last = byte_range(own)
             view = view_of(own)
             if last <= low or high <= first or view in seen:
                 continue

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from probe_cli.errors import ProbeError
-from probe_cli.model.inventory import storage_key
+from probe_cli.model.storage import storage_key
 from probe_cli.probe.recorder import Recorder
 from probe_cli.probe.writes import code_line
 

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-__all__ = ["Kind", "OpInfo", "depends_on_data", "needs_data", "op_info", "tensors_in", "to_meta"]
+from probe_cli.model.dispatch import mutated_arguments
+
+__all__ = ["Kind", "OpInfo", "depends_on_data", "needs_data", "op_info", "to_meta"]
 
 aten = torch.ops.aten
 
@@ -85,11 +87,7 @@ def op_info(func: OpOverload) -> OpInfo:
 
 def _describe(func: OpOverload) -> OpInfo:
     schema = func._schema
-    mutated = tuple(
-        (index, arg.name)
-        for index, arg in enumerate(schema.arguments)
-        if arg.alias_info is not None and arg.alias_info.is_write
-    )
+    mutated = mutated_arguments(func)
     base = schema.name.split("::")[-1]
     ours = schema.name.startswith(("aten::", "prims::", "prim::"))
     if func in _VALUE_OPS or (torch.Tag.data_dependent_output in func.tags and not mutated):
@@ -115,19 +113,6 @@ def _describe(func: OpOverload) -> OpInfo:
         foreach=base.startswith("_foreach_"),
         out=any(arg.is_out for arg in schema.arguments),
     )
-
-
-def tensors_in(*values: Any) -> list[torch.Tensor]:
-    """All tensors among arguments, one level of lists and dicts deep, in order."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += tensors_in(*value)
-        elif isinstance(value, dict):
-            found += tensors_in(*value.values())
-    return found
 
 
 def needs_data(targets: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:

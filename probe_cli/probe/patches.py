@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from probe_cli.model.inventory import Inventory, OwnedTensor, owned_tensors, storage_key
+from probe_cli.model.inventory import Inventory, OwnedTensor, owned_tensors
 from probe_cli.model.loaders import LoaderInterception
+from probe_cli.model.storage import storage_key
 from probe_cli.probe.ledger import SET_DATA
 from probe_cli.probe.memory import patched
 from probe_cli.probe.recorder import Recorder

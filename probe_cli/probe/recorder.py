@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from probe_cli.checkpoint import Source
-from probe_cli.model.inventory import Inventory, storage_key
+from probe_cli.model.dispatch import DispatchMode, tensors_in
+from probe_cli.model.inventory import Inventory
+from probe_cli.model.storage import storage_key
 from probe_cli.probe.derive import derived_reads
 from probe_cli.probe.ledger import Ledger
-from probe_cli.probe.ops import Kind, OpInfo, depends_on_data, needs_data, op_info, tensors_in, to_meta
+from probe_cli.probe.ops import Kind, OpInfo, depends_on_data, needs_data, op_info, to_meta
 from probe_cli.probe.provenance import Piece, Read, cover, fresh, in_units, pieces_of, view_of
 from probe_cli.probe.values import Recipe, ValueStore
 from probe_cli.probe.writes import ModelWrite, code_line
@@ -40,13 +42,8 @@ _OVERWRITES = frozenset(
 _PLAIN_COPIES = frozenset({"copy_", "fill_", "_foreach_copy_"})
 
 
-class Recorder(Ledger, TorchDispatchMode):
+class Recorder(Ledger, DispatchMode):
     """See the module docstring. `on_write` gets the model writes of each operator as they happen."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True would wrap every dispatched operator in dynamo's "disable": several times the cost of recording it.
-        return False
 
     def __init__(
         self,
@@ -55,7 +52,7 @@ class Recorder(Ledger, TorchDispatchMode):
         sources: Sequence[Source],
         on_write: Callable[[list[ModelWrite]], None],
     ) -> None:
-        TorchDispatchMode.__init__(self)
+        DispatchMode.__init__(self)
         Ledger.__init__(self, inventory, values, sources, on_write)
 
     # Dispatch

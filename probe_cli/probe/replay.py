@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from probe_cli.checkpoint import Checkpoint
 from probe_cli.engines.base import Engine
-from probe_cli.errors import EngineError, ProbeError, ProbeManifestError
+from probe_cli.errors import EngineError, ProbeError, ProbeManifestError, described
 from probe_cli.model.dtypes import torch_dtype
 from probe_cli.model.inventory import Inventory, LayerTensors, OwnedTensor
 from probe_cli.model.loaders import LoaderInterception
@@ -149,9 +149,8 @@ def _replay(
     except Exception as error:
         if recorder.failure is not None:
             raise recorder.failure from error
-        text = " ".join(str(error).split()) or type(error).__name__
         raise EngineError(
-            f"load_weights of {type(model).__name__} failed at {recorder.loading()}: {type(error).__name__}: {text}"
+            f"load_weights of {type(model).__name__} failed at {recorder.loading()}: {described(error)}"
         ) from error
     finally:
         if snapshot is not None:

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from probe_cli.model.inventory import storage_key
+from probe_cli.model.dispatch import DispatchMode, tensors_in
+from probe_cli.model.storage import storage_key
 from probe_cli.probe.memory import patched
-from probe_cli.probe.ops import Kind, op_info, tensors_in
+from probe_cli.probe.ops import Kind, op_info
 from probe_cli.probe.recorder import Recorder
 from probe_cli.probe.writes import code_line
 
@@ -78,15 +78,11 @@ class _Watch:
         return start
 
 
-class _OtherThread(TorchDispatchMode):
+class _OtherThread(DispatchMode):
     """In a thread that the load started: refuses what belongs into the contract, lets everything else through."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
     def __init__(self, watch: _Watch, thread: threading.Thread) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._watch = watch
         self._name = thread.name
 

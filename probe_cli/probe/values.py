@@ -15,9 +15,9 @@ import torch
 
 from probe_cli.checkpoint import Checkpoint, Source
 from probe_cli.errors import CheckpointError, ProbeError
+from probe_cli.model.dispatch import tensors_in
 from probe_cli.model.dtypes import torch_dtype
-from probe_cli.model.inventory import storage_key
-from probe_cli.probe.ops import tensors_in
+from probe_cli.model.storage import storage_key
 
 __all__ = ["Recipe", "ValueStore"]
 

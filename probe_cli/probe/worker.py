@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeAlias
 import msgspec
 import torch
 
-from probe_cli.errors import ProbeManifestError
+from probe_cli.errors import ProbeManifestError, described, one_line
 from probe_cli.topology import Rank
 
 __all__ = ["Failed", "Finished", "Frame", "Job", "Progressed", "decode_frames", "run_worker"]
@@ -124,11 +124,9 @@ def _reporter(pipe: int) -> Callable[[int, int], None]:
 
 
 def _failure(error: BaseException) -> Failed:
-    text = " ".join(str(error).split())
-    known = isinstance(error, ProbeManifestError)
     return Failed(
         kind=type(error).__name__,
-        message=text if known else f"{type(error).__name__}: {text}" if text else type(error).__name__,
+        message=one_line(error) if isinstance(error, ProbeManifestError) else described(error),
         hint=error.hint if isinstance(error, ProbeManifestError) else None,
         traceback="".join(traceback.format_exception(error)),
     )

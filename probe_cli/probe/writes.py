@@ -9,9 +9,10 @@ import torch
 
 from probe_cli.manifest.schema import View
 from probe_cli.model.inventory import OwnedTensor
+from probe_cli.model.storage import byte_range
 from probe_cli.probe.provenance import Piece
 
-__all__ = ["ModelWrite", "code_line", "extent", "of_piece", "within"]
+__all__ = ["ModelWrite", "code_line", "of_piece", "within"]
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,10 @@ def code_line() -> str:
     return "unknown line"
 
 
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and last byte (exclusive) of its storage that a tensor reaches."""
-    size = tensor.dtype.itemsize
-    low = int(tensor.storage_offset())
-    high = low + 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
-    return (low * size, high * size) if tensor.numel() else (low * size, low * size)
-
-
 def within(own: torch.Tensor, target: torch.Tensor) -> bool:
     if target.shape == own.shape:  # by far the most frequent
         return True
-    (low, high), (first, last) = extent(target), extent(own)
+    (low, high), (first, last) = byte_range(target), byte_range(own)
     return first <= low and high <= last
 
 

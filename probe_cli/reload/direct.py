@@ -11,34 +11,16 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["WriteWatch", "mutated_positions"]
+from probe_cli.model.dispatch import DispatchMode, mutated_arguments, tensors_in
 
-_positions: dict[OpOverload, tuple[tuple[int, str], ...]] = {}
-
-
-def mutated_positions(func: OpOverload) -> tuple[tuple[int, str], ...]:
-    """(position, name) of each argument that an operator writes to."""
-    found = _positions.get(func)
-    if found is None:
-        found = _positions[func] = tuple(
-            (index, argument.name)
-            for index, argument in enumerate(func._schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        )
-    return found
+__all__ = ["WriteWatch"]
 
 
-class WriteWatch(TorchDispatchMode):
+class WriteWatch(DispatchMode):
     """`stand_in` is asked for each tensor argument (it may put a staging tensor in its place). `on_write` is told of
     the tensors that an operator is about to write to, and of all that it is given; unless it returns False, the
     operator runs, and `wrote` is called."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True would wrap every dispatched operator in dynamo's "disable", and import dynamo for it: seconds.
-        return False
 
     def __init__(
         self,
@@ -46,7 +28,7 @@ class WriteWatch(TorchDispatchMode):
         on_write: Callable[[list[torch.Tensor], list[torch.Tensor]], bool],
         wrote: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._stand_in = stand_in
         self._on_write = on_write
         self._wrote = wrote
@@ -57,15 +39,11 @@ class WriteWatch(TorchDispatchMode):
         kwargs = kwargs or {}
         args = self._replaced(args)
         kwargs = {name: self._replaced(value) for name, value in kwargs.items()}
-        positions = mutated_positions(func)
+        positions = mutated_arguments(func)
         if not positions:
             return func(*args, **kwargs)
-        written: list[torch.Tensor] = []
-        for position, name in positions:
-            _flatten(args[position] if position < len(args) else kwargs.get(name), written)
-        given: list[torch.Tensor] = []
-        _flatten([*args, *kwargs.values()], given)
-        if written and not self._on_write(written, given):
+        written = tensors_in(*(args[at] if at < len(args) else kwargs.get(name) for at, name in positions))
+        if written and not self._on_write(written, tensors_in(args, kwargs)):
             return args[0] if func._schema.returns else None
         result = func(*args, **kwargs)
         if written and self._wrote is not None:
@@ -78,11 +56,3 @@ class WriteWatch(TorchDispatchMode):
         if isinstance(value, (list, tuple)):
             return type(value)(self._replaced(item) for item in value)
         return value
-
-
-def _flatten(value: Any, into: list[torch.Tensor]) -> None:
-    if isinstance(value, torch.Tensor):
-        into.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _flatten(item, into)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from probe_cli.model.inventory import Inventory, OwnedTensor
+from probe_cli.model.storage import byte_range
 
 __all__ = ["Cluster", "LayerLayout", "LoadedLayout", "TensorLayout"]
 
@@ -124,16 +125,6 @@ class LoadedLayout:
             cluster.members.append(layout)
             self.layers[owned.layer].tensors[owned.name] = layout
             self.cluster_of[owned.full_name] = cluster
-
-
-def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte and the byte after the last that a tensor can touch, relative to its storage."""
-    size = tensor.element_size()
-    start = int(tensor.storage_offset()) * size
-    if tensor.numel() == 0:
-        return start, start
-    reach = 1 + sum((int(extent) - 1) * int(step) for extent, step in zip(tensor.shape, tensor.stride()))
-    return start, start + reach * size
 
 
 def _overlapping(tensors: Iterable[OwnedTensor]) -> list[list[tuple[int, int, OwnedTensor]]]:

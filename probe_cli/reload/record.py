@@ -15,19 +15,19 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import Self
 
 from probe_cli.checkpoint import Checkpoint, Source
 from probe_cli.errors import ReloadError
 from probe_cli.manifest import Manifest, canonical_bytes
 from probe_cli.manifest.schema import EngineIdentity, View
+from probe_cli.model.dispatch import DispatchMode, mutated_arguments, tensors_in
 from probe_cli.model.dtypes import dtype_name
-from probe_cli.model.inventory import Inventory, OwnedTensor, storage_key
+from probe_cli.model.inventory import Inventory, OwnedTensor
 from probe_cli.model.loaders import LoaderInterception
 from probe_cli.model.selectors import DEFAULT_CONTROL_FLAGS, Binder, loader_name
+from probe_cli.model.storage import byte_range, storage_key
 from probe_cli.reload.cold import ColdLoad
-from probe_cli.reload.direct import mutated_positions
 from probe_cli.reload.processing import Processing
 from probe_cli.reload.recorded import RecordedKey, recorded_manifest
 from probe_cli.topology import Rank
@@ -72,7 +72,7 @@ class _Call:
     writes: list[_Write] = field(default_factory=list)
 
 
-class Recording(TorchDispatchMode):
+class Recording(DispatchMode):
     """See `record`. `manifest` and `cold` are there once the block is left."""
 
     manifest: Manifest
@@ -88,7 +88,7 @@ class Recording(TorchDispatchMode):
         control_flags: frozenset[str],
         default_loaders: Sequence[Callable[..., object]],
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.model = model
         self.rank = rank
         self.engine = engine or EngineIdentity(name="live", version="1", torch=torch.__version__.split("+")[0])
@@ -162,15 +162,14 @@ class Recording(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = _tensors([*args, *kwargs.values()])
-        positions = mutated_positions(func)
-        written = _tensors([args[p] if p < len(args) else kwargs.get(name) for p, name in positions])
+        given = tensors_in(args, kwargs)
+        written = tensors_in(*(args[p] if p < len(args) else kwargs.get(name) for p, name in mutated_arguments(func)))
         result = func(*args, **kwargs)
         sources = self._union(tensor for tensor in given if not any(tensor is other for other in written))
         if written:
             self._note(written, sources, func)
             return result
-        for output in _tensors([result]):
+        for output in tensors_in(result):
             key = storage_key(output)
             if sources and key not in self._origins and not self._inventory.on_storage(key):
                 self._origins[key] = sources
@@ -216,7 +215,7 @@ class Recording(TorchDispatchMode):
     ) -> object:
         if self._call is not None:
             return loader(*args, **kwargs)
-        call = self._call = _Call(self._destination(parameter, args))
+        call = self._call = _Call(self._inventory.destination(parameter, args))
         try:
             result = loader(*args, **kwargs)
         finally:
@@ -235,14 +234,6 @@ class Recording(TorchDispatchMode):
         sources.update(dict.fromkeys(name for write in call.writes for name in write.sources))
         self._add(owned, tuple(sources), bound.selectors, call.writes, direct=False)
         return result
-
-    def _destination(self, parameter: torch.Tensor | None, args: tuple[Any, ...]) -> OwnedTensor | None:
-        for tensor in (*args[:2], parameter):
-            if isinstance(tensor, torch.Tensor):
-                owners = self._inventory.owners(tensor)
-                if owners:
-                    return owners[0]
-        return None
 
     def _add(
         self,
@@ -267,32 +258,14 @@ class Recording(TorchDispatchMode):
             found.writes[write.owned.full_name, write.view] = write.op
 
 
-def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-    return found
-
-
 def _owner(owners: Sequence[OwnedTensor], tensor: torch.Tensor) -> OwnedTensor:
     """Of the tensors on one storage, the first that holds all that is written."""
-    start, end = _bytes(tensor)
+    start, end = byte_range(tensor)
     for owned in owners:
-        low, high = _bytes(owned.tensor)
+        low, high = byte_range(owned.tensor)
         if low <= start and end <= high:
             return owned
     return owners[0]
-
-
-def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
-    size = tensor.element_size()
-    start = int(tensor.storage_offset()) * size
-    if tensor.numel() == 0:
-        return start, start
-    return start, start + (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))) * size
 
 
 def _view(tensor: torch.Tensor, owned: OwnedTensor) -> View | None:

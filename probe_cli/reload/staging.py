@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from probe_cli.model.inventory import storage_key
+from probe_cli.model.storage import storage_key
 from probe_cli.reload.cold import ColdLoad, copy_boxes, fed_tensors, gaps_of
 from probe_cli.reload.contract import Contract
 from probe_cli.reload.device import Device

@@ -20,7 +20,7 @@ _WIDE = 160
 
 
 class Console:
-    """Prints results (`print`, `json`) to stdout or a file, and everything else (`note`, `warn`, `error`) to stderr."""
+    """Prints results (`print`, `json`) to stdout or a file, and everything else (`note`, `error`, `hint`) to stderr."""
 
     def __init__(self) -> None:
         self.debug = False
@@ -64,9 +64,6 @@ class Console:
         """What is going on; silent with --quiet."""
         if not self.quiet:
             self.talk(text)
-
-    def warn(self, text: str) -> None:
-        self.talk(self.style("warning:", "yellow", err=True) + f" {printable(text)}")
 
     def error(self, text: str) -> None:
         self.talk(self.style("error:", "red", err=True) + f" {printable(text)}")

@@ -23,7 +23,7 @@ from probe_cli.engines.vllm.logs import errors_fail
 from probe_cli.engines.vllm.platform import emulate, prepare_environment
 from probe_cli.engines.vllm.targets import TARGETS, target_named
 from probe_cli.engines.vllm.versions import InstalledVllm, require_supported
-from probe_cli.errors import EngineError, ProbeManifestError, UsageError
+from probe_cli.errors import EngineError, ProbeManifestError, UsageError, one_line
 from probe_cli.manifest.schema import EngineIdentity
 from probe_cli.model.selectors import DEFAULT_CONTROL_FLAGS
 from probe_cli.probe.live import torch_version
@@ -257,7 +257,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = one_line(error)
     if text:
         return f"{type(error).__name__}: {text[:600]}"
     # A bare assertion says nothing but where it stands.
