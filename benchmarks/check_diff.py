@@ -118,6 +118,9 @@ def main() -> None:
     }
     os.chdir(folder)
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+    # Compiled modules are kept, as they are where a package is installed, whatever this shell asks for.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(folder.resolve() / "compiled")
     results = {}
     print(f"{'':28} {'seconds':>8} {'cpu':>6} {'MB':>6}  exit")
     for name, arguments in runs.items():

@@ -40,7 +40,19 @@ def run() -> None:
         if main(["build", checkpoint, "--engine", "embedded", "--tp", "2", "-o", bundle]):
             sys.exit("the build failed")
         print(f"{'python -c pass':46} {measure('-c', 'pass')}")
-        for arguments in (["--help"], ["--version"], ["show", bundle], ["explain", bundle, "lm_head.weight"]):
+        # Compiled modules are kept, as they are where a package is installed, whatever this shell asks for.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(Path(folder) / "compiled")
+        for arguments in (
+            ["--help"],
+            ["--version"],
+            ["check", "--help"],
+            ["diff", "--help"],
+            ["check", bundle],
+            ["diff", bundle, bundle],
+            ["show", bundle],
+            ["explain", bundle, "lm_head.weight"],
+        ):
             shown = " ".join("BUNDLE" if argument == bundle else argument for argument in arguments)
             print(f"{'probe-manifest ' + shown:46} {measure('-m', 'probe_cli', *arguments)}")
 

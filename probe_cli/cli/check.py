@@ -20,6 +20,7 @@ from probe_cli.manifest.check import CheckReport, check, is_manifest_path
 from probe_cli.manifest.check_config import CheckConfig, find_config, load_config
 from probe_cli.manifest.check_identity import Expectations
 from probe_cli.manifest.check_sources import Draft
+from probe_cli.manifest.findings import CODES
 from probe_cli.report.console import Console
 
 __all__ = ["command"]
@@ -131,6 +132,7 @@ def command(
     text = _render(report, output_format, console, quiet=quiet, verbose=verbose).rstrip("\n")
     if text:
         console.print(text)
+    _say_unread(report, console)
     return report.exit_code
 
 
@@ -139,6 +141,11 @@ def _inputs(
 ) -> tuple[list[str], Callable[[], Checkpoint] | None, str | None]:
     manifests = list(paths)
     if wire is not None:
+        if len(manifests) > 1 and Path(manifests[-1]).exists() and not is_manifest_path(manifests[-1]):
+            raise UsageError(
+                f"{manifests[-1]} is no manifest, and --wire says what to check against already",
+                hint="give either a checkpoint or --wire",
+            )
         return manifests, lambda: Checkpoint.from_wire(wire), "standard input" if wire == "-" else wire
     if len(manifests) > 1 and not is_manifest_path(manifests[-1]):
         path = manifests.pop()
@@ -196,6 +203,13 @@ def _reprobe(
         return compare_rebuilt(origin, build_bundle(made, checkpoint, document.topology, ranks=ranks).bundle)
 
     return rebuild
+
+
+def _say_unread(report: CheckReport, console: Console) -> None:
+    """Where a configuration hides what could not be read, the exit code alone would be a riddle."""
+    shown = sum(CODES[finding.code].trouble for finding in report.all_findings())
+    if report.unread > shown:
+        console.note(f"{report.unread - shown} input(s) could not be read, and the findings that say so are turned off")
 
 
 def _render(report: CheckReport, output_format: str, console: Console, *, quiet: bool, verbose: bool) -> str:

@@ -49,6 +49,8 @@ class CheckReport(msgspec.Struct, frozen=True):
     #: Findings about the checkpoint as such, or about the manifests together.
     findings: tuple[Finding, ...] = ()
     suppressed: int = 0
+    #: Findings, shown or not, that something could not be read: what was not checked is never fine.
+    unread: int = 0
 
     def all_findings(self) -> tuple[Finding, ...]:
         return (*self.findings, *(finding for manifest in self.manifests for finding in manifest.findings))
@@ -59,8 +61,7 @@ class CheckReport(msgspec.Struct, frozen=True):
     @property
     def exit_code(self) -> int:
         """0 without errors, 1 with errors, 2 if something could not be read."""
-        errors = [finding for finding in self.all_findings() if finding.severity == "error"]
-        return 2 if any(CODES[finding.code].trouble for finding in errors) else 1 if errors else 0
+        return 2 if self.unread else 1 if self.count("error") else 0
 
 
 def is_manifest_path(path: str) -> bool:
@@ -125,6 +126,7 @@ def check(
         checkpoint_sources=0 if opened is None else len(opened.sources),
         findings=tuple(general),
         suppressed=collector.suppressed,
+        unread=collector.unread,
     )
 
 
@@ -132,10 +134,13 @@ class _Collector:
     def __init__(self, config: CheckConfig) -> None:
         self.config = config
         self.suppressed = 0
+        self.unread = 0
 
     def into(self, findings: list[Finding], drafts: Iterable[Draft]) -> None:
+        severity_of = self.config.severity
         for draft in drafts:
-            severity = self.config.severity(draft.code, draft.fields["subject"])
+            severity = severity_of(draft.code, draft.fields["subject"])
+            self.unread += CODES[draft.code].trouble
             if severity == "off":
                 self.suppressed += 1
             else:

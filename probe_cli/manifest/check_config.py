@@ -38,7 +38,9 @@ class CheckConfig(msgspec.Struct, frozen=True):
     def severity(self, code: str, subject: str = "") -> Severity:
         """What a finding of this code counts as; "off" if it is ignored or exempt."""
         severity = self.severities[code]
-        if severity == "off" or any(e.code == code and fnmatchcase(subject, e.subject) for e in self.exemptions):
+        if severity == "off":
+            return "off"
+        if self.exemptions and any(e.code == code and fnmatchcase(subject, e.subject) for e in self.exemptions):
             return "off"
         return "error" if self.strict else severity
 

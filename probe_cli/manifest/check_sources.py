@@ -64,7 +64,7 @@ class _Comparison:
             elif (entry.dtype, entry.shape) != (source.dtype, source.shape) and source.name not in self.unused:
                 self.changed(entry, source)
         renamed = find_renamed(expected, unknown)
-        was = {there: name for name, (there, _) in renamed.items() if name in self.unused}
+        was = {there: (name, how) for name, (there, how) in renamed.items() if name in self.unused}
         missing = {name: entry for name, entry in expected.items() if name not in self.unused}
         apart = {name: entry for name, entry in missing.items() if name not in renamed}
         for name, (there, _) in renamed.items():
@@ -99,8 +99,11 @@ class _Comparison:
         if isinstance(self.document, BundleIndex):  # one rank cannot tell what others consume
             for name, source in unknown.items():
                 what = "not there when the manifest was built, so no rank consumes it"
-                note = f"unused then, as {was[name]}" if name in was else explain_unknown(name)
-                self.add("PM104", name, what, found=_kind(source), explanation=note, file=self.file(source))
+                before, how = was.get(name, (None, None))
+                note = explain_unknown(name) if how is None else f"unused then too, under its old name: {how}"
+                self.add(
+                    "PM104", name, what, expected=before, found=_kind(source), explanation=note, file=self.file(source)
+                )
 
     def changed(self, entry: SourceEntry, source: Source) -> None:
         fields: dict[str, Any] = {"touches": (source.name,), "file": self.file(source)}

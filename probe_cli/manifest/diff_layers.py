@@ -160,7 +160,9 @@ def _match(
 
 
 def _application(layer: str, at: int, old: Json, new: Json, emit: Emit) -> None:
-    fields = [field for field in {**old, **new} if old.get(field) != new.get(field)]
+    fields = [
+        field for field in (old if old.keys() == new.keys() else {**old, **new}) if old.get(field) != new.get(field)
+    ]
     subject, into = _subject(layer, old)
     unknown: list[str] = []
     for field in fields:
@@ -177,7 +179,7 @@ def _application(layer: str, at: int, old: Json, new: Json, emit: Emit) -> None:
 
 
 def _geometry(writes: list[Json]) -> list[Json]:
-    if not any(note in write for write in writes for note in _NOTES):
+    if not any("computed" in write or "exact" in write for write in writes):
         return writes
     return [{field: value for field, value in write.items() if field not in _NOTES} for write in writes]
 

@@ -23,6 +23,8 @@ _Places: TypeAlias = tuple[set[int], set[str]]
 _NO_DETAIL = frozenset(
     {"layer-order-changed", "tensor-order-changed", "application-order-changed", "source-order-changed"}
 )
+#: By far the most frequent, if regions change at all.
+_OF_REGIONS = frozenset({"regions-changed", "region-notes-changed"})
 
 
 class FoldedChange(msgspec.Struct, frozen=True):
@@ -79,6 +81,8 @@ def fold_changes(changes: Iterable[Change]) -> list[FoldedChange]:
 def change_detail(change: Change) -> str:
     """What it was and what it is, in a few words; empty where the kind says all. Equal for like changes."""
     kind, old, new = change.kind, change.old, change.new
+    if kind in _OF_REGIONS:
+        return _regions(old.get("writes", []), new.get("writes", []))
     if kind in _NO_DETAIL:
         return ""
     if kind.endswith("layer-renamed"):
@@ -92,8 +96,6 @@ def change_detail(change: Change) -> str:
         return _described(value) if isinstance(value, dict) else ""
     if change.section == "identity":
         return f"{_show(old[0] if old else None)} -> {_show(new[0] if new else None)}"
-    if kind in ("regions-changed", "region-notes-changed"):
-        return _regions(old.get("writes", []), new.get("writes", []))
     if isinstance(old, dict) and isinstance(new, dict):
         fields = [
             f for f in sorted({*old, *new}) if old.get(f) != new.get(f) and f not in ("name", "sources", "tensor")
@@ -146,7 +148,7 @@ _texts: dict[bytes, str] = {}
 
 
 def _shapes(write: dict[str, Any]) -> dict[str, Any]:
-    return {field: value[1:] if field in ("src", "dst") else value for field, value in write.items()}
+    return {field: value[1:] if value and field in ("src", "dst") else value for field, value in write.items()}
 
 
 def _regions_text(left: dict[str, Any], right: dict[str, Any]) -> str:

@@ -101,7 +101,8 @@ def _join(subject: str, findings: list[Finding]) -> FoldedFinding:
         what=first.what,
         count=len(findings),
         ranks=tuple(sorted({rank for finding in findings for rank in finding.ranks})),
-        layers=_folded(layer or "(the model itself)" for finding in findings for layer in finding.layers),
+        # A layer takes many sources: each is folded once.
+        layers=_folded({layer or "(the model itself)": None for finding in findings for layer in finding.layers}),
         explanation=first.explanation,
         found=_folded(found),
         hint=first.hint,

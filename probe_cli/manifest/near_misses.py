@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from probe_cli.dtypes import numel
-from probe_cli.manifest.renames import Rule, find_renames
+from probe_cli.manifest.renames import Rename, Rule, find_renames
 
 __all__ = ["Layout", "Sized", "explain_shape", "explain_unknown", "find_layouts", "find_renamed", "tied_head"]
 
@@ -72,7 +72,7 @@ def find_renamed(missing: Mapping[str, Sized], unknown: Mapping[str, Sized]) -> 
         {name: (source.dtype, source.shape) for name, source in missing.items()},
         {name: (source.dtype, source.shape) for name, source in unknown.items()},
     )
-    return {old: (new, _explain(rename.rule)) for rename in renames for old, new in rename.pairs}
+    return {old: (new, text) for rename, text in _explained(renames) for old, new in rename.pairs}
 
 
 def explain_shape(expected: tuple[int, ...], found: tuple[int, ...]) -> str | None:
@@ -102,6 +102,10 @@ def explain_unknown(name: str) -> str | None:
     if name.endswith("lm_head.weight"):
         return "the manifest was built for a head that is tied to the embedding"
     return None
+
+
+def _explained(renames: Iterable[Rename]) -> Iterator[tuple[Rename, str]]:
+    return ((rename, _explain(rename.rule)) for rename in renames)
 
 
 def _explain(rule: Rule) -> str:

@@ -26,6 +26,7 @@ def findings_json(report: CheckReport) -> str:
         "errors": report.count("error"),
         "warnings": report.count("warning"),
         "suppressed": report.suppressed,
+        "unread": report.unread,
         "checkpoint": {
             "name": None if report.checkpoint is None else printable(report.checkpoint),
             "digest": report.checkpoint_digest,

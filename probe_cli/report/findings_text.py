@@ -38,7 +38,9 @@ def verdict(report: CheckReport) -> str:
     against = f" against {report.checkpoint}" if report.checkpoint else ""
     if report.checkpoint_sources:
         against += f" ({report.checkpoint_sources:,} sources)"
-    parts = [f"{errors:,} error{'s' * (errors != 1)}"] if errors else ["ok"]
+    parts = [f"{errors:,} error{'s' * (errors != 1)}"] if errors or report.unread else ["ok"]
+    if report.unread:
+        parts.append(f"{report.unread:,} input{'s' * (report.unread != 1)} could not be read")
     if warnings:
         parts.append(f"{warnings:,} warning{'s' * (warnings != 1)}")
     if report.suppressed:

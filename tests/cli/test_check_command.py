@@ -268,3 +268,22 @@ def test_select_does_not_hide_what_cannot_be_read(
     code, out, _ = run(capsys, "bundle", "no-such-bundle", "--wire", str(tmp_path / "names.json"), "--select", "PM101")
     assert code == 2
     assert "error PM109 broken-checkpoint" in out and "error PM202 broken-manifest: no-such-bundle" in out
+
+
+@pytest.mark.parametrize("flag", ["--ignore", "--select"])
+def test_a_hidden_finding_that_something_cannot_be_read_is_no_ok(
+    flag: str, place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (place / "pyproject.toml").write_text('[tool.probe-manifest.severity]\nPM202 = "off"\n')
+    given = ("--ignore", "PM202") if flag == "--ignore" else ("--config", "pyproject.toml", "--select", "PM101")
+    code, out, err = run(capsys, "no-such-bundle", "--format", "json", *given)
+    assert (code, json.loads(out)["unread"], json.loads(out)["ok"]) == (2, 1, False)
+    assert "1 input(s) could not be read, and the findings that say so are turned off" in err
+    code, out, _ = run(capsys, "no-such-bundle", *given)
+    assert (code, out.splitlines()[-1]) == (2, "0 errors, 1 input could not be read, 1 ignored")
+
+
+def test_a_checkpoint_beside_a_wire_is_no_manifest(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "bundle", "checkpoint", "--wire", "names.json")
+    assert code == 2
+    assert "error: checkpoint is no manifest, and --wire says what to check against already" in err

@@ -17,7 +17,9 @@ from probe_cli.manifest.check import CheckReport, check, is_manifest_path
 from probe_cli.manifest.check_config import CheckConfig
 from probe_cli.manifest.check_identity import Expectations
 from probe_cli.manifest.findings import CODES, Finding
+from probe_cli.manifest.fold_findings import fold_findings
 from probe_cli.manifest.schema import Layer
+from probe_cli.report.findings_text import verdict
 from probe_cli.topology import Rank, Topology
 from tests.manifest import corpus
 from tests.manifest.corpus import Tensors
@@ -172,6 +174,20 @@ class TestNearMisses:
         assert all(f.found == f.subject.removeprefix("model.") for f in named)
         assert [(f.code, f.subject) for f in found if f.code != "PM101"] == [("PM104", "mtp.0.proj.weight")]
 
+    def test_unused_sources_under_another_name_fold(self, original: Checkpoint, tmp_path: Path) -> None:
+        """Each had an explanation of its own: 1,564 lines for DeepSeek-V3's prediction layer."""
+        shapes = {f"model.mtp.{n}.proj.weight": ("BF16", (8, 8), "b.safetensors") for n in range(3)}
+        before = Checkpoint.open(corpus.write(tmp_path / "old", {**corpus.tensors(), **shapes}))
+        changed = {name.removeprefix("model."): value for name, value in {**corpus.tensors(), **shapes}.items()}
+        report = run(corpus.bundle(before).write(tmp_path / "bundle"), tmp_path / "new", changed)
+        found = [finding for finding in report.all_findings() if finding.code == "PM104"]
+        assert {f.expected: f.subject for f in found} == {name: name.removeprefix("model.") for name in shapes}
+        (folded,) = (f for f in fold_findings(report.all_findings()) if f.code == "PM104")
+        assert (folded.subject, folded.count) == ("mtp.{0-2}.proj.weight", 3)
+        assert (
+            folded.explanation == "unused then too, under its old name: in the checkpoint the prefix model. is missing"
+        )
+
     def test_a_prefix_that_came(self, bundle: Path, tmp_path: Path) -> None:
         changed = {f"policy.{name}": value for name, value in corpus.tensors().items()}
         found = self.findings(bundle, tmp_path, changed)
@@ -294,6 +310,17 @@ class TestManifests:
             check([])
         empty = Checkpoint(sources=())
         assert check([bundle], lambda: empty, config=QUIET).exit_code == 2
+
+    @pytest.mark.parametrize(
+        "config", [CheckConfig().with_flags(ignore=["PM"]), CheckConfig().with_flags(ignore=["PM109"])]
+    )
+    def test_what_cannot_be_read_is_trouble_even_if_it_is_not_shown(
+        self, config: CheckConfig, bundle: Path, tmp_path: Path
+    ) -> None:
+        report = check([bundle], lambda: Checkpoint.open(tmp_path / "absent"), config=config)
+        assert not [finding for finding in report.all_findings() if finding.code == "PM109"]
+        assert (report.unread, report.exit_code) == (1, 2)
+        assert verdict(report) == f"0 errors, 1 input could not be read, {report.suppressed} ignored"
 
     @pytest.mark.parametrize("whole", [False, True])
     def test_a_contract_that_anything_fulfils_is_trouble(self, whole: bool, original: Checkpoint) -> None:

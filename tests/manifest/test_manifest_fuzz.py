@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.manifest.fuzz_manifests import fuzz_bytes, fuzz_document
@@ -30,6 +30,7 @@ def test_cut_and_spliced_bytes(extra: bytes, at: int, length: int) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(PLACES), values)
+@example(("layers", 0, "applications", 0, "writes", 0, "src"), None)  # the default, spelled out: folding a diff failed
 def test_any_value_in_any_place(path: tuple[Any, ...], value: Any) -> None:
     document = json.loads(TEXT)
     place = document

@@ -46,7 +46,10 @@ def report(*findings: Finding, general: tuple[Finding, ...] = ()) -> CheckReport
     manifest = CheckedManifest(
         path="bundle", digest="sha256:" + "a" * 64, engine="sample 1", topology="tp=2", ranks=(0, 1), findings=findings
     )
-    return CheckReport(manifests=(manifest,), checkpoint="checkpoint", checkpoint_sources=9, findings=general)
+    unread = sum(CODES[finding.code].trouble for finding in (*findings, *general))
+    return CheckReport(
+        manifests=(manifest,), checkpoint="checkpoint", checkpoint_sources=9, findings=general, unread=unread
+    )
 
 
 ALL = report(*EXPERTS, UNUSED, HOSTILE, general=(TROUBLE,))
