@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from probe_cli.cli.failures import ClosedPipe
+from probe_cli.collecting import rare_collection
 
 __all__ = ["COMMANDS", "LazyGroup", "PlainCommand"]
 
@@ -53,7 +54,9 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            # From the start: importing torch alone makes hundreds of thousands of objects.
+            with rare_collection():
+                return super().invoke(ctx)
         except BrokenPipeError as error:
             raise ClosedPipe from error
 

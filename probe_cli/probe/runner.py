@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from probe_cli.checkpoint import Checkpoint
+from probe_cli.collecting import rare_collection
 from probe_cli.engines.base import Engine
 from probe_cli.errors import CheckpointError
 from probe_cli.manifest import Bundle, Manifest
@@ -50,15 +51,16 @@ def build_bundle(
     `keep_order` feeds the sources in the checkpoint's order, not in the engine's. Raises CheckpointError if no rank loads
     anything: an empty contract would be fulfilled by whatever is sent.
     """
-    with captured_output("the engine"):
-        if keep_order:
-            engine = cast(Engine, _KeepsOrder(engine))
-        everyone = engine.ranks(checkpoint, topology)
-        checkpoint = engine.ordered(checkpoint)
-    wanted = everyone if ranks is None else [rank for rank in everyone if rank.index in set(ranks)]
-    results = build_ranks(
-        engine, checkpoint, wanted, jobs=jobs, value_limit=value_limit, verify=verify, listener=listener
-    )
+    with rare_collection():
+        with captured_output("the engine"):
+            if keep_order:
+                engine = cast(Engine, _KeepsOrder(engine))
+            everyone = engine.ranks(checkpoint, topology)
+            checkpoint = engine.ordered(checkpoint)
+        wanted = everyone if ranks is None else [rank for rank in everyone if rank.index in set(ranks)]
+        results = build_ranks(
+            engine, checkpoint, wanted, jobs=jobs, value_limit=value_limit, verify=verify, listener=listener
+        )
     if not any(result.manifest.document.summary.applications for result in results):
         raise CheckpointError(
             f"nothing is loaded: load_weights uses none of the {len(checkpoint.sources):,} sources on any rank that was built",
