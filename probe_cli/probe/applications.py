@@ -32,6 +32,8 @@ class Entry:
     count: int = 0
     #: Distinct writes, in order.
     writes: dict[ModelWrite, None] = field(default_factory=dict)
+    #: What single calls wrote -> how many of them wrote just that.
+    calls: dict[tuple[ModelWrite, ...], int] = field(default_factory=dict)
 
 
 class Collector:
@@ -156,6 +158,8 @@ class Collector:
             entry = layer[key] = Entry(owned, sources, selectors, direct, attribution)
         entry.count += 1
         entry.writes.update(dict.fromkeys(writes))
+        call = tuple(writes)
+        entry.calls[call] = entry.calls.get(call, 0) + 1
 
     def keys(self) -> dict[str, dict[tuple[object, ...], int]]:
         """Layer -> key -> count, for comparing two replays."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -64,7 +64,7 @@ def _model_identity(checkpoint: Checkpoint, model_class: str) -> ModelIdentity:
     )
 
 
-#: For each tensor (by full name): one footprint per application that writes it, and whether all of them are exact.
+#: For each tensor (by full name): a footprint for what applications write to it, and whether all of them are exact.
 _Footprints = dict[str, tuple[list[Footprint], bool]]
 
 
@@ -74,31 +74,35 @@ def _writes_by_tensor(recording: Recording) -> _Footprints:
     for name, leader in recording.aliases.items():
         groups.setdefault(leader, []).append(name)
     found: _Footprints = {}
+    for writes, times in _calls(recording):
+        touched: dict[str, list[ModelWrite]] = {}
+        for write in writes:
+            touched.setdefault(write.owned.full_name, []).append(write)
+        for name, part in touched.items():
+            written = states.get(name)
+            for member in groups.get(recording.aliases.get(name, ""), [name]):
+                state = states.get(member)
+                if state is None:
+                    continue
+                footprints, exact = found.get(member, ([], True))
+                shared = part
+                if written is not None and written is not state:
+                    shared = [write for write in part if _shared(write, written, state)]
+                    if not shared:
+                        continue
+                views = [_destination(write, state, written) for write in shared]
+                known = [view for view in views if view is not None]
+                footprints.append((known, times))
+                exact = exact and len(known) == len(views) and not any(write.partial for write in shared)
+                found[member] = (footprints, exact)
+    return found
+
+
+def _calls(recording: Recording) -> Iterator[tuple[tuple[ModelWrite, ...], int]]:
+    """What each application wrote, and how many times just that was written: one key may write now here, now there."""
     for keys in recording.contracts.values():
         for entry in keys.values():
-            touched: dict[str, list[ModelWrite]] = {}
-            for write in entry.writes:
-                touched.setdefault(write.owned.full_name, []).append(write)
-            for name, writes in touched.items():
-                for member in groups.get(recording.aliases.get(name, ""), [name]):
-                    state = states.get(member)
-                    if state is not None:
-                        footprints, exact = found.get(member, ([], True))
-                        written = states.get(name)
-                        if written is not None and written is not state:
-                            shared = [write for write in writes if _shared(write, written, state)]
-                            if not shared:
-                                continue
-                        else:
-                            shared = writes
-                        views = [_destination(write, state, written) for write in shared]
-                        known = [view for view in views if view is not None]
-                        footprints.append((known, entry.count))
-                        found[member] = (
-                            footprints,
-                            exact and len(known) == len(views) and not any(write.partial for write in shared),
-                        )
-    return found
+            yield from entry.calls.items()
 
 
 def _destination(write: ModelWrite, state: TensorState, written: TensorState | None) -> View | None:

@@ -253,9 +253,7 @@ class Recording(DispatchMode):
         found = self._keys.get(key)
         if found is None:
             found = self._keys[key] = RecordedKey(owned, sources, selectors, direct, attribution)
-        found.count += 1
-        for write in writes:
-            found.writes[write.owned.full_name, write.view] = write.op
+        found.add(((write.owned.full_name, write.view), write.op) for write in writes)
 
 
 def _owner(owners: Sequence[OwnedTensor], tensor: torch.Tensor) -> OwnedTensor:

@@ -50,6 +50,16 @@ class RecordedKey:
     count: int = 0
     #: (full name of the tensor written, its part) -> operator.
     writes: dict[tuple[str, View | None], str] = field(default_factory=dict)
+    #: What single calls wrote -> how many of them wrote just that.
+    calls: dict[tuple[tuple[str, View | None], ...], int] = field(default_factory=dict)
+
+    def add(self, writes: Iterable[tuple[tuple[str, View | None], str]]) -> None:
+        """One more call, and its writes."""
+        made = dict(writes)
+        self.count += 1
+        self.writes.update(made)
+        call = tuple(made)
+        self.calls[call] = self.calls.get(call, 0) + 1
 
 
 def recorded_manifest(
@@ -140,16 +150,18 @@ def _coverage(
     footprints: list[Footprint] = []
     exact = True
     for key in keys:
-        views: list[View | None] = []
-        for (name, view), operator in key.writes.items():
-            if name != owned.full_name:
-                if group is None or aliases.get(name) != group:
-                    continue
-                view = _through_alias(view, named[name], owned)
-            exact = exact and view is not None and operator.split("::")[-1] not in _PARTIAL
-            views.append(view)
-        if views:
-            footprints.append((views, key.count))
+        for call, times in key.calls.items():
+            views: list[View | None] = []
+            for name, view in call:
+                operator = key.writes[name, view]
+                if name != owned.full_name:
+                    if group is None or aliases.get(name) != group:
+                        continue
+                    view = _through_alias(view, named[name], owned)
+                exact = exact and view is not None and operator.split("::")[-1] not in _PARTIAL
+                views.append(view)
+            if views:
+                footprints.append((views, times))
     if footprints:
         return coverage(shape, footprints, tuple(owned.tensor.stride()), exact=exact)
     total = numel(shape)

@@ -19,6 +19,7 @@ from probe_cli.errors import ProbeError
 from probe_cli.manifest import Manifest
 from probe_cli.probe import probe, replay
 from probe_cli.probe.live import LiveEngine
+from probe_cli.reload import record
 from tests.oracle import LoadingModel, applications, checkpoint_of, each, state_of, tensor
 
 
@@ -65,6 +66,27 @@ def test_case_3_the_same_key_is_required_three_times(tmp_path: Path) -> None:
     manifest = probe(model, checkpoint_of(tmp_path, {"weight_shape": torch.tensor([4, 2])}))
     assert _keys(manifest) == [(("weight_shape",), "weight_shape", {}, 3)]
     assert manifest.document.summary.applications == 3
+
+
+def test_one_key_that_writes_now_here_now_there_overlaps_nothing(tmp_path: Path) -> None:
+    """A loader that keeps its own place: the same call twice, each half once."""
+    model: Any = LoadingModel(
+        each(lambda m, n, w: [m.w.weight_loader(m.w, part) for part in w.chunk(2)]), w=torch.zeros(4, 2)
+    )
+
+    def next_rows(param: Any, value: torch.Tensor) -> None:
+        at = param.filled = getattr(param, "filled", -2) + 2
+        param.data[at : at + 2].copy_(value)
+
+    model.w.weight_loader = next_rows
+    source = torch.rand(4, 2)
+    manifest = probe(model, checkpoint_of(tmp_path, {"w": source}))
+    assert _keys(manifest) == [(("w",), "w", {}, 2)]
+    assert tensor(manifest, "", "w").coverage is None
+    with record(model) as recording:
+        model.load_weights([("w", source)])
+    assert tensor(recording.manifest, "", "w").coverage is None
+    assert torch.equal(model.w, source)
 
 
 def test_case_3_three_sources_without_a_selector_are_three_keys(tmp_path: Path) -> None:
