@@ -46,8 +46,10 @@ class _Command(TopologyCommand, PlainCommand):
 )
 @click.option("--revision", metavar="REV", help="The checkpoint's branch, tag or commit on the Hub.")
 @click.option("--strict", is_flag=True, help="Warnings are errors.")
-@click.option("--select", multiple=True, metavar="CODE", help="Only these findings: a code, a name, or a prefix (PM1).")
-@click.option("--ignore", multiple=True, metavar="CODE", help="Not these findings.")
+@click.option(
+    "--select", multiple=True, metavar="CODE", help="Only these findings: codes, names or prefixes (PM1,moved-source)."
+)
+@click.option("--ignore", multiple=True, metavar="CODE", help="Not these findings (PM105,PM201).")
 @click.option(
     "--config",
     "config_file",
@@ -180,26 +182,28 @@ def _reprobe(
 
         gc.enable()
         document = origin.index if isinstance(origin, Bundle) else origin.document
-        recorded, recorded_arguments = engine_spec(document.engine)
+        recorded = engine_spec(document.engine)
         if engine is None and document.engine.name == "python":
             raise UsageError(
-                f"--reprobe: the manifest was built by code of its author's own, {recorded.partition(':')[2]}, which is "
+                f"--reprobe: the manifest was built by code of its author's own, {recorded.engine.partition(':')[2]}, which is "
                 "not run on the word of a file",
-                hint=f"if it is yours: --engine {recorded}",
+                hint=f"if it is yours: --engine {recorded.engine}",
             )
         same = engine is None or engine.partition(":")[0] == document.engine.name
         made = engine_from(
             console,
             checkpoint,
-            engine=engine or recorded,
-            arguments=arguments or (recorded_arguments if same else {}),
+            engine=engine or recorded.engine,
+            arguments=arguments or (recorded.arguments if same else {}),
             target=target or document.engine.target,
-            role="main",
+            role=recorded.role,
             allow_untested_version=allow_untested_version,
             trust_remote_code=False,
         )
         ranks = origin.ranks if isinstance(origin, Bundle) else (origin.rank.index,)
-        console.note(f"building {len(ranks)} ranks again with {made.identity.name} {made.identity.version}")
+        console.note(
+            f"building {len(ranks)} rank{'s' * (len(ranks) != 1)} again with {made.identity.name} {made.identity.version}"
+        )
         return compare_rebuilt(origin, build_bundle(made, checkpoint, document.topology, ranks=ranks).bundle)
 
     return rebuild

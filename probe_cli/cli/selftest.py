@@ -10,6 +10,7 @@ from probe_cli.cli.inputs import checkpoint_options, engine_from, engine_options
 from probe_cli.cli.lazy import PlainCommand
 from probe_cli.cli.options import format_option, output_option
 from probe_cli.manifest import Bundle, Manifest
+from probe_cli.manifest.check_reprobe import engine_spec
 from probe_cli.manifest.read import read_any
 from probe_cli.report.console import Console
 from probe_cli.report.selftest import detection_rate, selftest_json, selftest_lines
@@ -51,6 +52,7 @@ def command(
     engine: str | None,
     arguments: tuple[str, ...],
     target: str,
+    role: str,
     **allowed: Any,
 ) -> int:
     """Prove that the manifest detects altered streams of weights.
@@ -65,14 +67,16 @@ def command(
     origin = read_any(manifest, rank)
     manifests: list[Manifest] = list(origin.manifests()) if isinstance(origin, Bundle) else [origin]
     identity = manifests[0].engine
+    recorded = engine_spec(identity)
     source = open_checkpoint(checkpoint, wire=wire, order=order, revision=revision)
     made = engine_from(
         console,
         source,
         engine=engine or (None if identity.name in ("python", "live") else identity.name),
         # Of your own code the manifest records what was called, beside the arguments of the call.
-        arguments=parse_arguments(arguments, {} if identity.name == "python" else identity.arguments),
+        arguments=parse_arguments(arguments, {} if identity.name == "python" else recorded.arguments),
         target=identity.target if target == "auto" else target,
+        role=recorded.role if role == "main" else role,
         **allowed,
     )
     results = selftest_ranks(made, source, manifests, samples=samples, jobs=jobs)

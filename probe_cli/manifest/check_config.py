@@ -48,9 +48,10 @@ class CheckConfig(msgspec.Struct, frozen=True):
         self, *, strict: bool = False, select: Iterable[str] = (), ignore: Iterable[str] = ()
     ) -> CheckConfig:
         """This configuration with what the command line adds. `select` leaves only the codes that it names (a code, a
-        name, or a prefix such as PM1) and those of input that cannot be read; `ignore` turns codes off."""
+        name, or a prefix such as PM1) and those of input that cannot be read; `ignore` turns codes off. Several may stand in
+        one text, with commas between."""
         severities = dict(self.severities)
-        if select := tuple(select):
+        if select := _separate(select):
             chosen = {code for text in select for code in _matching(text, "--select")}
             # What could not be read was not checked, whatever was asked for: that is never "ok".
             severities = {c: s if c in chosen or CODES[c].trouble else "off" for c, s in severities.items()}
@@ -58,7 +59,7 @@ class CheckConfig(msgspec.Struct, frozen=True):
                 # What is asked for by name is wanted, even if a file turned it off.
                 if severities[code] == "off":
                     severities[code] = CODES[code].severity
-        for text in ignore:
+        for text in _separate(ignore):
             for code in _matching(text, "--ignore"):
                 severities[code] = "off"
         return msgspec.structs.replace(self, severities=severities, strict=self.strict or strict)
@@ -97,6 +98,10 @@ def load_config(path: Path) -> CheckConfig:
         raise UsageError(f"{path}: strict is {strict!r}, expected true or false")
     config = msgspec.structs.replace(config, severities=severities, strict=strict)
     return config.with_flags(select=_strings(path, table, "select"), ignore=_strings(path, table, "ignore"))
+
+
+def _separate(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(part.strip() for text in texts for part in text.split(","))
 
 
 def _matching(text: str, where: str) -> list[str]:

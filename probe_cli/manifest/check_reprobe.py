@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from probe_cli.manifest.bundle import Bundle
 from probe_cli.manifest.check_sources import Draft
@@ -12,7 +13,7 @@ from probe_cli.manifest.document import Manifest
 from probe_cli.manifest.fold_changes import change_detail
 from probe_cli.manifest.schema import EngineIdentity
 
-__all__ = ["compare_rebuilt", "engine_spec"]
+__all__ = ["EngineSpec", "compare_rebuilt", "engine_spec"]
 
 _CODES: dict[ChangeClass, str] = {"breaking": "PM401", "compatible": "PM402"}
 
@@ -40,9 +41,19 @@ def compare_rebuilt(origin: Bundle | Manifest, rebuilt: Bundle) -> Iterator[Draf
     yield from merged.values()
 
 
-def engine_spec(identity: EngineIdentity) -> tuple[str, dict[str, object]]:
-    """What `--engine` and `--arg` were, as far as the manifest records it."""
+class EngineSpec(NamedTuple):
+    """What `--engine`, `--arg` and `--role` were, as far as the manifest records it."""
+
+    engine: str
+    arguments: dict[str, object]
+    role: str = "main"
+
+
+def engine_spec(identity: EngineIdentity) -> EngineSpec:
+    """How to ask for the engine that a manifest was built with."""
     arguments = dict(identity.arguments)
-    if identity.name == "python" and "factory" in arguments:
-        return f"python:{arguments.pop('factory')}", arguments
-    return identity.name, arguments
+    if identity.name == "python":
+        # Whatever its author's own code takes, a role too, is an argument.
+        factory = arguments.pop("factory", None)
+        return EngineSpec("python" if factory is None else f"python:{factory}", arguments)
+    return EngineSpec(identity.name, arguments, str(arguments.pop("role", "main")))

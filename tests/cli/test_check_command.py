@@ -92,6 +92,14 @@ def test_strict_makes_warnings_errors(capsys: pytest.CaptureFixture[str]) -> Non
     assert run(capsys, "bundle", "checkpoint", "--strict")[0] == 1
 
 
+def test_several_codes_with_commas_are_several_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    apart = run(capsys, "bundle", "broken", "--ignore", "PM101", "--ignore", "unused-source")
+    assert run(capsys, "bundle", "broken", "--ignore", "PM101, unused-source") == apart
+    assert apart[0] == 0
+    code, _, err = run(capsys, "bundle", "broken", "--ignore", "PM101,PM9")
+    assert (code, err.splitlines()[0]) == (2, "error: --ignore: no finding has the code or name 'PM9'")
+
+
 def test_select_and_ignore_by_number_name_and_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "bundle", "broken", "--ignore", "missing-source")[0] == 0
     assert run(capsys, "bundle", "broken", "--select", "PM2")[0] == 0

@@ -55,5 +55,10 @@ def test_a_change_beside_the_contract_is_a_warning(checkpoint: Checkpoint) -> No
 
 def test_the_engine_is_called_as_it_was(tmp_path: Path) -> None:
     recorded = EngineIdentity("python", "x", "2.13", arguments={"factory": "package.models:create", "layers": 2})
-    assert engine_spec(recorded) == ("python:package.models:create", {"layers": 2})
-    assert engine_spec(EngineIdentity("vllm", "0.33", "2.13")) == ("vllm", {})
+    assert engine_spec(recorded) == ("python:package.models:create", {"layers": 2}, "main")
+    assert engine_spec(EngineIdentity("vllm", "0.33", "2.13")) == ("vllm", {}, "main")
+
+    draft = EngineIdentity("vllm", "0.33", "2.14", arguments={"role": "draft", "speculative_config": {"method": "mtp"}})
+    assert engine_spec(draft) == ("vllm", {"speculative_config": {"method": "mtp"}}, "draft")
+    own = EngineIdentity("python", "", "2.13", arguments={"factory": "a.b:c", "role": "draft"})
+    assert engine_spec(own) == ("python:a.b:c", {"role": "draft"}, "main")
