@@ -10,8 +10,8 @@ a loader still has none, and leaving the interception leaves nothing behind.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
+from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -42,9 +42,10 @@ class InterceptedLoader:
         self._interception = interception
 
     def __call__(self, *args: Any, **kwargs: Any) -> object:
-        if not self._interception.active_here():
+        interception = self._interception
+        if interception.thread != get_ident():
             return self.__wrapped__(*args, **kwargs)
-        return self._interception.on_call(self.__wrapped__, self._parameter, args, kwargs)
+        return interception.on_call(self.__wrapped__, self._parameter, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in InterceptedLoader.__slots__:  # not yet set: while it is copied
@@ -85,9 +86,16 @@ class _Descriptor:
             loader = instance.__dict__.get(_ATTRIBUTE, _MISSING)
             if loader is _MISSING:
                 loader = self._from_class(instance, owner)
-        if not callable(loader) or not self.interception.active_here():
+        interception = self.interception
+        if interception.thread != get_ident() or not callable(loader):
             return loader
-        return InterceptedLoader(loader, instance, self.interception)
+        key = id(instance)
+        known = interception.known.get(key)
+        if known is None or known.__wrapped__ is not loader:
+            known = InterceptedLoader(loader, instance, interception)
+            if key in interception.known:
+                interception.known[key] = known
+        return known
 
     def __set__(self, instance: torch.Tensor, value: Any) -> None:
         value = plain_loader(value)
@@ -112,10 +120,10 @@ class _Descriptor:
 class LoaderInterception:
     """Context manager: inside it, in the thread that entered it, every loader call goes through `on_call`.
 
-    `tensors` are those whose classes may define `weight_loader` themselves; `default_loaders` are module-level functions
-    that load parameters without a loader of their own: they are replaced under every name they were imported to, for the
-    duration. `sites` remembers those names for whoever intercepts again and again; they are looked for anew when a
-    module has been imported since.
+    `tensors` are those that are expected, whose classes may define `weight_loader` themselves; `default_loaders` are
+    module-level functions that load parameters without a loader of their own: they are replaced under every name they
+    were imported to, for the duration. `sites` remembers those names for whoever intercepts again and again; they are
+    looked for anew when a module has been imported since.
     """
 
     def __init__(
@@ -128,19 +136,19 @@ class LoaderInterception:
         self._sites = LoaderSites() if sites is None else sites
         self.on_call = on_call
         self._classes: dict[type, _Descriptor] = {}
-        self._pending = {type(tensor) for tensor in tensors} | {torch.Tensor, nn.Parameter}
+        self._tensors = list(tensors)
+        self._pending = {type(tensor) for tensor in self._tensors} | {torch.Tensor, nn.Parameter}
+        #: id of each of `tensors` -> its wrapped loader, once that was read. Others may go, and their id be used again.
+        self.known: dict[int, InterceptedLoader | None] = dict.fromkeys(map(id, self._tensors))
         self._default_loaders = default_loaders
         self._replaced: list[tuple[dict[str, Any], str, Any, InterceptedLoader]] = []
-        self._thread: int | None = None
-
-    def active_here(self) -> bool:
-        """True inside the context, in the thread that entered it."""
-        return self._thread == threading.get_ident()
+        #: The thread that entered the context; None outside. Compared at every access of a loader and every call.
+        self.thread: int | None = None
 
     def __enter__(self) -> LoaderInterception:
-        if self._thread is not None:
+        if self.thread is not None:
             raise ProbeError("this interception is already active; make one per load")
-        self._thread = threading.get_ident()
+        self.thread = get_ident()
         try:
             for cls in self._pending:
                 self.cover(cls)
@@ -167,7 +175,7 @@ class LoaderInterception:
         self._restore()
 
     def _restore(self) -> None:
-        self._thread = None
+        self.thread = None
         for namespace, name, function, wrapper in self._replaced:
             if namespace.get(name) is wrapper:
                 namespace[name] = function

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from probe_cli.reload.receipt import Finding
-from probe_cli.reload.state import enterable, items_of
+from probe_cli.reload.state import PLAIN_TYPES, enterable, items_of
 
 __all__ = ["TensorMap", "compare", "derived_scalars"]
 
@@ -120,8 +120,8 @@ def _reach(module: nn.Module, seen: set[int]) -> Iterator[tuple[str, Any]]:
     while stack and visited < _MAX_OBJECTS:
         path, holder, depth = stack.pop()
         visited += 1
-        for step, value in items_of(holder):
-            where = step if not path else path + step if step.startswith("[") else f"{path}.{step}"
+        for step, value in items_of(holder, PLAIN_TYPES):
+            where = step if not path else path + step if step[0] == "[" else f"{path}.{step}"
             if isinstance(value, torch.Tensor) or type(value) is float:
                 yield where, value
             elif isinstance(value, tuple):

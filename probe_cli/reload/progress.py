@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from probe_cli.reload.contract import Contract, Expectation
 from probe_cli.reload.receipt import LayerReceipt
@@ -12,14 +12,14 @@ from probe_cli.reload.state import StateSnapshot
 from probe_cli.reload.text import plural
 from probe_cli.reload.units import Unit
 
-__all__ = ["Progress", "UnitState", "describe_missing"]
+__all__ = ["Destination", "Progress", "UnitState", "describe_missing"]
 
 
 class UnitState:
     """One unit during one update."""
 
     __slots__ = (
-        "complete", "in_place", "in_scope", "last_used", "nbytes", "published", "remaining", "seconds", "snapshots",
+        "in_place", "in_scope", "last_used", "nbytes", "published", "remaining", "seconds", "snapshots",
         "staged", "touched", "unit", "warned",
     )  # fmt: skip
 
@@ -30,7 +30,6 @@ class UnitState:
         #: Applications still to arrive in this update's scope.
         self.remaining = remaining
         self.in_scope = remaining > 0
-        self.complete = False
         self.published = False
         #: Something was applied.
         self.touched = False
@@ -40,6 +39,18 @@ class UnitState:
         self.seconds = 0.0
         #: Plain attributes of the unit's layers before the first application, to put back after a failure.
         self.snapshots: list[StateSnapshot] = []
+
+
+class Destination:
+    """A tensor of the model as a loader may be given it. Kept over updates; `state` is its unit's in the present
+    one."""
+
+    __slots__ = ("full_name", "key", "state")
+
+    def __init__(self, full_name: str, key: tuple[str, str], state: UnitState) -> None:
+        self.full_name = full_name
+        self.key = key
+        self.state = state
 
 
 class Progress:
@@ -54,23 +65,24 @@ class Progress:
         self.out_of_scope = 0
 
     @property
-    def expected(self) -> int:
-        return sum(expectation.count for expectation in self.due)
-
-    @property
-    def observed(self) -> int:
-        return sum(min(self.seen[e.index], e.count) for e in self.due)
+    def expected(self) -> Counter[str]:
+        """Applications that are due, by layer."""
+        counts: Counter[str] = Counter()
+        for expectation in self.due:
+            counts[expectation.key.layer] += expectation.count
+        return counts
 
     def missing(self) -> list[tuple[Expectation, int]]:
         """Keys that have not arrived as often as required, with how often they lack."""
-        return [(e, e.count - self.seen[e.index]) for e in self.due if self.seen[e.index] < e.count]
+        seen = self.seen
+        return [(e, e.count - seen[e.index]) for e in self.due if seen[e.index] < e.count]
 
-    def layer_receipt(self, name: str, state: UnitState, expectations: Sequence[Expectation]) -> LayerReceipt:
-        """The receipt of one layer; `expectations` are the layer's own that are due."""
+    def layer_receipt(self, name: str, state: UnitState, expected: int, missing: int) -> LayerReceipt:
+        """The receipt of one layer, of which so many applications were due and so many of them have not arrived."""
         return LayerReceipt(
             name=name,
-            expected=sum(e.count for e in expectations),
-            observed=sum(min(self.seen[e.index], e.count) for e in expectations),
+            expected=expected,
+            observed=expected - missing,
             extras=self.extras[name],
             declined=self.declined[name],
             published=state.published,
@@ -80,7 +92,7 @@ class Progress:
 
 
 def describe_missing(
-    missing: Sequence[tuple[Expectation, int]], unknown: dict[str, tuple[int, ...]], arrived: set[str]
+    missing: Sequence[tuple[Expectation, int]], unknown: dict[str, tuple[int, ...]], arrived: Iterable[str]
 ) -> tuple[str, str | None]:
     """(message, hint) for an update that ended early: what is missing, grouped by layer, and what may have come
     instead."""
@@ -106,7 +118,7 @@ def describe_missing(
             + (f" and {len(names) - _MAX_KEYS} more" if len(names) > _MAX_KEYS else "")
         )
         hint = "a misspelled name is missing under its right name and not needed under its wrong one"
-        absent = {s for e, _ in missing for s in e.key.sources} - arrived
+        absent = {s for e, _ in missing for s in e.key.sources}.difference(arrived)
         if _other_layout(absent, unknown):
             hint = (
                 "the update has another layout than the contract was built for (joined or split tensors): build the "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -66,6 +66,12 @@ def process(
     not run."""
     processed = Processed(unit)
     layers = [live[layer.name] for layer in unit.layers]
+    if not unit.hooked:
+        for layer in layers:
+            name = layer.layout.name
+            now = {local: objects.get((name, local), tensor) for local, tensor in layer.tensors().items()}
+            processed.tensors[name] = _collect(layer, now, objects)
+        return processed
     undone: list[tuple[Change, Any]] = []
     snapshots: dict[str, StateSnapshot] = {}
     try:
@@ -83,7 +89,8 @@ def process(
                     _run_hook(name, live[name], cold)
             _require_hooks(unit, cold, processed.hooks)
         for layer in layers:
-            processed.tensors[layer.layout.name] = _collect(layer, objects)
+            module = layer.module
+            processed.tensors[layer.layout.name] = _collect(layer, {**module._buffers, **module._parameters}, objects)
     finally:
         _take_attributes(processed, snapshots, undone)
         for layer in layers:
@@ -115,10 +122,11 @@ def _require_hooks(unit: Unit, cold: ColdLoad, seen: HookLog) -> None:
             )
 
 
-def _collect(layer: LiveLayer, objects: dict[tuple[str, str], torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The new value of each live tensor that has one."""
+def _collect(
+    layer: LiveLayer, now: Mapping[str, torch.Tensor | None], objects: dict[tuple[str, str], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The new value of each live tensor that has one in `now`."""
     name, found = layer.layout.name, {}
-    now = {**layer.module._buffers, **layer.module._parameters}
     for local, live in layer.tensors().items():
         new = now.get(local)
         if new is live:

@@ -21,10 +21,11 @@ from probe_cli.reload.counters import Counters
 from probe_cli.reload.device import Device, device_of
 from probe_cli.reload.pool import StagingPool
 from probe_cli.reload.processing import Processing
+from probe_cli.reload.progress import Destination
+from probe_cli.reload.recall import Recall
 from probe_cli.reload.receipt import Receipt
 from probe_cli.reload.scope import ScopeLike, resolve
 from probe_cli.reload.staging import StagedUnit, StagingPlan
-from probe_cli.reload.tracker import KnownCalls
 from probe_cli.reload.units import Unit, units_of
 from probe_cli.reload.update import Update
 from probe_cli.reload.verify import placement, verify
@@ -125,8 +126,9 @@ class ReloadSession:
         self.units: list[Unit] = units_of(cold.layout, self.contract, cold.hooks_of.has_hook)
         self.plan = StagingPlan(cold, self.contract, self.device)
         self.binder = Binder(cold.layout.names_of_modules, control_flags)
-        #: What calls came to, kept over updates (`Tracker`).
-        self.known_calls: KnownCalls = {}
+        #: What loader calls came to, and the tensors that they were for, kept over updates.
+        self.recall = Recall(self.contract)
+        self.destinations: dict[tuple[str, str], Destination] = {}
         #: Kept between updates if `keep_staging`.
         self.pool: StagingPool | None = None
         self.bundle_digest = _bundle_digest(manifest)

@@ -18,6 +18,7 @@ from torch import nn
 
 __all__ = [
     "MISSING",
+    "PLAIN_TYPES",
     "Change",
     "StateSnapshot",
     "current_value",
@@ -34,6 +35,12 @@ MISSING: Any = object()
 #: Attributes of a module that hold its registered tensors, children and hooks; the runtime handles those itself.
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
 _OPAQUE = (torch.Tensor, nn.Module, type, FunctionType, MethodType, BuiltinFunctionType, ModuleType, enum.Enum)
+#: Types of most attributes, which hold neither a tensor nor a number made from one.
+PLAIN_TYPES: frozenset[type] = frozenset(
+    {bool, int, str, bytes, type, type(None), torch.dtype, torch.device, torch.Size}
+    | {FunctionType, MethodType, BuiltinFunctionType, ModuleType}
+)
+_ATOMS = PLAIN_TYPES | {float, tuple, torch.Tensor, nn.Parameter}
 _MAX_DEPTH = 4
 _MAX_OBJECTS = 400
 
@@ -89,24 +96,28 @@ class StateSnapshot:
         self._holders.append((holder, items, path))
         if depth < _MAX_DEPTH:
             for name, value in items.items():
-                if enterable(value):
+                if type(value) not in _ATOMS and enterable(value):
                     self._visit(value, _join(path, name), depth + 1)
 
 
 def enterable(value: Any) -> bool:
     """Whether a value is a helper that can hold state. A module without a tensor of its own or below counts as one:
     vLLM's quantization methods for experts are such modules."""
-    if isinstance(value, (list, dict)):
+    kind = type(value)
+    if kind in _ATOMS:
+        return False
+    if kind is list or kind is dict or isinstance(value, (list, dict)):
         return True
     if isinstance(value, nn.Module):
         return _is_tensorless(value)
     return not isinstance(value, _OPAQUE) and isinstance(getattr(value, "__dict__", None), dict)
 
 
-def items_of(holder: Any) -> Iterator[tuple[str, Any]]:
-    """(path step, value) of what a holder holds."""
+def items_of(holder: Any, without: frozenset[type] = frozenset()) -> Iterator[tuple[str, Any]]:
+    """(path step, value) of what a holder holds, but values of certain types."""
     for name, value in _items(holder).items():
-        yield _join("", name), value
+        if type(value) not in without:
+            yield _join("", name), value
 
 
 def holdings(holder: Any) -> list[tuple[Any, Any, Any]]:

@@ -21,27 +21,13 @@ from probe_cli.errors import ReloadError
 from probe_cli.model.selectors import Binder, loader_name
 from probe_cli.reload.contract import Contract, Expectation
 from probe_cli.reload.direct import WriteWatch
-from probe_cli.reload.progress import Progress, UnitState
+from probe_cli.reload.progress import Destination, Progress, UnitState
+from probe_cli.reload.recall import KnownCall
 from probe_cli.reload.stream import SourceStream
 
-__all__ = ["Destination", "KnownCalls", "Tracker"]
+__all__ = ["Tracker"]
 
 _log = logging.getLogger("probe_cli.reload")
-
-
-#: What a call with plain arguments came to: the expectation and the sources.
-KnownCalls = dict[object, tuple["Expectation | None", Sequence[str]]]
-
-
-class Destination:
-    """A tensor of the model as a loader may be given it."""
-
-    __slots__ = ("full_name", "key", "state")
-
-    def __init__(self, full_name: str, key: tuple[str, str], state: UnitState) -> None:
-        self.full_name = full_name
-        self.key = key
-        self.state = state
 
 
 class _Held:
@@ -71,7 +57,6 @@ class Tracker:
         progress: Progress,
         stream: SourceStream,
         binder: Binder,
-        known_calls: KnownCalls,
         *,
         prepare: Callable[[UnitState], None],
         completed: Callable[[UnitState], None],
@@ -85,7 +70,6 @@ class Tracker:
         self.progress = progress
         self.stream = stream
         self._binder = binder
-        self._known_calls = known_calls
         self._prepare = prepare
         self._completed = completed
         self._check = check
@@ -127,7 +111,8 @@ class Tracker:
                 return self.on_call(loader, parameter, args, kwargs)
             finally:
                 _push_on_torch_dispatch_stack(self.watch)
-        # Thousands of times per update: calls cost more than lines here.
+        # Thousands of times per update: calls cost more than lines here, and each object that is touched has left the
+        # caches since the last call, which copied more than they hold.
         if self.aborted:
             self._check()
         destination = self.destinations.get(id(args[0])) if args else None
@@ -135,10 +120,28 @@ class Tracker:
             destination = self._destination(parameter, args)
             if destination is None:
                 return loader(*args, **kwargs)
-        expectation, sources = self._resolve(destination, loader, parameter, args, kwargs)
-        state = destination.state
+        stream = self.stream
+        source, call = stream.source, None
+        if source is not None and len(args) > 1 and (args[1] is stream.tensor or stream.is_current(args[1])):
+            position = source.position
+            if position < len(source.calls):
+                known = source.calls[position]
+                if known.destination is destination and known.loader == loader:
+                    try:
+                        if known.keywords == kwargs and known.arguments == args[2:]:
+                            call = known
+                            source.position = position + 1
+                    except RuntimeError:  # a tensor where there was a plain value does not compare
+                        call = None
+            if call is None:
+                call = self._resolve(destination, loader, parameter, args, kwargs)
+                if _are_plain(args, kwargs):
+                    source.remember(call)
+        else:
+            call = self._resolve(destination, loader, parameter, args, kwargs)
+        expectation, state = call.expectation, destination.state
         if state.published:
-            return self._late(loader, destination, sources)
+            return self._late(loader, destination, call.sources)
         if not state.in_scope:
             self.progress.out_of_scope += 1
             return True if self._binder.accepts(loader, "return_success") else None
@@ -146,7 +149,7 @@ class Tracker:
             self._prepare(state)
         self._clock += 1
         state.last_used = self._clock
-        queue = self.contract.queues.get(expectation.index) if expectation is not None else None
+        queue = call.queue
         if queue is not None and expectation is not None and self._has_to_wait(expectation, queue):
             return self._hold(_Held(destination, loader, args, kwargs), expectation)
         if expectation is None or self._verify_writes:
@@ -169,7 +172,7 @@ class Tracker:
             self._count_declined(state_layer(destination))
             return result
         if expectation is None:
-            self._absorb(destination, sources)
+            self._absorb(destination, call.sources)
         else:
             self._tick(expectation, state)
             if queue is not None:
@@ -202,7 +205,10 @@ class Tracker:
                 if result is False or self._declined(result):
                     raise self._placement(expectation)
                 self._applied[expectation.index] += 1
-                self._count_down(held.destination.state)
+                state = held.destination.state
+                state.remaining -= 1
+                if state.remaining == 0:
+                    self._completed(state)
             if self._applied[expectation.index] < expectation.count:
                 return
 
@@ -213,24 +219,9 @@ class Tracker:
         parameter: torch.Tensor | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> tuple[Expectation | None, Sequence[str]]:
-        """The expectation that a call fulfils, and the sources that its tensors are known to be.
-
-        What a call with the same plain arguments came to is remembered, over updates too: binding costs more than the
-        rest.
-        """
+    ) -> KnownCall:
+        """What a call is: the expectation that it fulfils, and the sources that its tensors are known to be."""
         stream = self.stream
-        key: tuple[object, ...] | None = None
-        second = args[1] if len(args) > 1 else None
-        if isinstance(second, torch.Tensor) and second.untyped_storage()._cdata == stream.current_key:
-            function = getattr(loader, "__func__", loader)
-            key = (destination.full_name, stream.current, function, args[2:], tuple(kwargs.items()))
-            try:
-                found = self._known_calls.get(key)
-            except TypeError:  # an argument that cannot be hashed
-                key = found = None
-            if found is not None:
-                return found
         bound = self._binder.bind(loader, args, kwargs)
         sources: list[str] = []
         for tensor in bound.tensors:
@@ -239,9 +230,8 @@ class Tracker:
                 if name is not None:
                     sources.append(name)
         expectation = self.contract.find(destination.full_name, bound.selectors, sources, stream.current)
-        if key is not None and _are_plain(args, kwargs):
-            self._known_calls[key] = (expectation, sources)
-        return expectation, sources
+        queue = None if expectation is None else self.contract.queues.get(expectation.index)
+        return KnownCall(destination, loader, args[2:], kwargs, expectation, queue, sources)
 
     def _destination(self, parameter: torch.Tensor | None, args: tuple[Any, ...]) -> Destination | None:
         known = self.destinations
@@ -281,12 +271,8 @@ class Tracker:
                 state, expectation.layer, f"{expectation.key} arrived more often than the contract requires"
             )
             return
-        self._count_down(state)
-
-    def _count_down(self, state: UnitState) -> None:
         state.remaining -= 1
         if state.remaining == 0:
-            state.complete = True
             self._completed(state)
 
     def _absorb(self, destination: Destination, sources: Iterable[str]) -> None:

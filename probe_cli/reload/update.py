@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import TracebackType
@@ -13,18 +14,19 @@ import torch
 
 from probe_cli.errors import IncompleteUpdate, ReloadError
 from probe_cli.model.loaders import LoaderInterception
+from probe_cli.model.storage import storage_key
 from probe_cli.reload.audit import TensorMap, compare
 from probe_cli.reload.contract import Expectation
 from probe_cli.reload.live import LiveLayer
 from probe_cli.reload.pool import StagingPool
-from probe_cli.reload.progress import Progress, UnitState, describe_missing
+from probe_cli.reload.progress import Destination, Progress, UnitState, describe_missing
 from probe_cli.reload.publish import Processed, process, publish
 from probe_cli.reload.receipt import Ballot, Finding, Receipt
 from probe_cli.reload.scope import ScopeLike
 from probe_cli.reload.staging import Home
 from probe_cli.reload.state import StateSnapshot
 from probe_cli.reload.stream import SourceStream
-from probe_cli.reload.tracker import Destination, Tracker
+from probe_cli.reload.tracker import Tracker
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -56,7 +58,7 @@ class Update:
         #: A live tensor has been written to.
         self._mutated = False
         self._progress = Progress(session.contract, due)
-        self._stream = SourceStream(session.contract, self._check)
+        self._stream = SourceStream(session.contract, session.recall, self._check)
         self._pool = session.pool or StagingPool(session.device, session.staging_bytes)
         self._pool.peak = 0
         self._live: dict[str, LiveLayer] = {}
@@ -87,7 +89,6 @@ class Update:
             self._progress,
             self._stream,
             session.binder,
-            session.known_calls,
             prepare=self._prepare,
             completed=self._completed,
             check=self._check,
@@ -115,19 +116,23 @@ class Update:
         for layer in state.unit.layers:
             tracker.states_by_layer[layer.name] = state
             for name, tensor in self._live[layer.name].tensors().items():
-                key = (layer.name, name)
-                full_name = f"{layer.name}.{name}" if layer.name else name
-                destination = Destination(full_name, key, state)
+                destination = self._destination((layer.name, name), state)
                 tracker.destinations.setdefault(id(tensor), destination)
-                tracker.storages.setdefault(tensor.untyped_storage()._cdata, destination)
+                tracker.storages.setdefault(storage_key(tensor), destination)
         if state.in_place:
             return
         for key, made in state.staged.objects.items():
-            full_name = f"{key[0]}.{key[1]}" if key[0] else key[1]
-            tracker.destinations.setdefault(id(made), Destination(full_name, key, state))
+            tracker.destinations.setdefault(id(made), self._destination(key, state))
         for storage, key in state.staged.placeholder_keys.items():
-            full_name = f"{key[0]}.{key[1]}" if key[0] else key[1]
-            tracker.storages.setdefault(storage, Destination(full_name, key, state))
+            tracker.storages.setdefault(storage, self._destination(key, state))
+
+    def _destination(self, key: tuple[str, str], state: UnitState) -> Destination:
+        found = self.session.destinations.get(key)
+        if found is None:
+            found = Destination(f"{key[0]}.{key[1]}" if key[0] else key[1], key, state)
+            self.session.destinations[key] = found
+        found.state = state
+        return found
 
     def __enter__(self) -> Self:
         return self
@@ -171,6 +176,7 @@ class Update:
                     if not state.published:
                         self._install(state)
                 tensors = [t for live in self._live.values() for t in live.tensors().values()]
+                tensors += [made for state in self._states for made in state.staged.objects.values()]
                 with ExitStack() as stack:
                     stack.enter_context(session.device.context())
                     if session.loading is not None:
@@ -265,7 +271,6 @@ class Update:
         with self.session.device.context():
             state.nbytes = publish(processed, self._live, state.staged, self._report_attribute)
         state.published = True
-        state.complete = True
         self._published_bytes += state.nbytes
         state.staged.release()
         state.seconds += self.session.device.clock() - started
@@ -413,14 +418,16 @@ class Update:
 
     def _make_receipt(self, ok: bool, error: str) -> Receipt:
         session, progress, stream = self.session, self._progress, self._stream
-        due: dict[str, list[Expectation]] = {}
-        for expectation in progress.due:
-            due.setdefault(expectation.layer, []).append(expectation)
+        expected, missing, lacking = progress.expected, progress.missing(), Counter[str]()
+        for expectation, count in missing:
+            lacking[expectation.layer] += count
         layers = [
-            progress.layer_receipt(layer.name, state, due.get(layer.name, ()))
+            progress.layer_receipt(layer.name, state, expected[layer.name], lacking[layer.name])
             for state in self._states
             for layer in state.unit.layers
-            if layer.name in due or progress.extras[layer.name] or (state.published and layer.name in state.unit.hooked)
+            if layer.name in expected
+            or progress.extras[layer.name]
+            or (state.published and layer.name in state.unit.hooked)
         ]
         return Receipt(
             ok=ok,
@@ -431,13 +438,13 @@ class Update:
             scope=str(self.scope),
             commit=session.commit,
             layers=tuple(layers),
-            expected=progress.expected,
-            observed=progress.observed,
+            expected=expected.total(),
+            observed=expected.total() - lacking.total(),
             extras=sum(progress.extras.values()),
             declined=sum(progress.declined.values()),
             out_of_scope=progress.out_of_scope,
             unknown_sources=tuple(stream.unknown),
-            missing=tuple((str(e.key), count) for e, count in progress.missing()),
+            missing=tuple((str(e.key), count) for e, count in missing),
             sources=stream.count,
             bytes_received=stream.nbytes,
             bytes_published=self._published_bytes,

@@ -149,12 +149,17 @@ def _speaks_of_placement(path: str) -> bool:
 
 
 def _named_values(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    names = (*module._parameters, *module._buffers, *module._modules, *module.__dict__)
+    if "expert" not in " ".join(names).lower():
+        return  # most modules
     for registered in (module._parameters, module._buffers):
         yield from ((name, tensor) for name, tensor in registered.items() if tensor is not None)
     for name, value in items_of(module):
+        if "expert" not in name.lower():
+            continue
         if isinstance(value, (torch.Tensor, int)) or _integers(value):
             yield name, value
-        elif enterable(value) and "expert" in name.lower():
+        elif enterable(value):
             yield from (
                 (f"{name}.{step}", inner)
                 for step, inner in items_of(value)

@@ -10,6 +10,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -224,8 +225,8 @@ def test_an_interception_cannot_be_entered_twice_at_once() -> None:
     with interception, pytest.raises(ProbeError, match="already active"), interception:
         pass
     with interception:
-        assert interception.active_here()
-    assert not interception.active_here()
+        assert interception.thread == get_ident()
+    assert interception.thread is None
 
 
 def test_interceptions_may_nest() -> None:
