@@ -12,6 +12,7 @@ from probe_cli.cli.lazy import PlainCommand
 from probe_cli.cli.options import TopologyCommand, format_option, output_option, topology_of, topology_options
 from probe_cli.errors import UsageError
 from probe_cli.report.console import Console
+from probe_cli.report.plain import printable
 
 __all__ = ["command"]
 
@@ -127,10 +128,10 @@ def command(
         return 0 if trial.ok else 1
     console.print(trial.receipt.line())
     if trial.error:
-        console.print(trial.error)
+        console.print(printable(trial.error))
         console.print(f"session: {trial.state}")
     for finding in trial.receipt.findings:
-        console.print(f"audit: {finding}")
+        console.print(printable(f"audit: {finding}"))
     what = "what they were before the update" if trial.error else "those of a cold load"
     if trial.state == "undefined":
         console.print("the model is a mixture of old and new weights; only a full update repairs it")
@@ -138,7 +139,7 @@ def command(
         equal = trial.tensors - len(trial.differing)
         console.print(f"{equal} of {trial.tensors} tensors equal {what}, bit for bit; {len(trial.moved)} moved")
         for name in trial.differing[:20]:
-            console.print(f"  differs: {name}")
+            console.print(printable(f"  differs: {name}"))
     if trial.hint:
         console.hint(trial.hint)
     return 0 if trial.ok else 1

@@ -7,7 +7,7 @@ from probe_cli.manifest.diff_rules import CLASSES
 from probe_cli.manifest.fold_changes import FoldedChange, fold_changes
 from probe_cli.manifest.fold_findings import describe_ranks
 from probe_cli.report.diff_text import diff_verdict, target
-from probe_cli.report.plain import clip, markdown_code, printable
+from probe_cli.report.plain import clip, markdown_code, markdown_text
 
 __all__ = ["diff_markdown"]
 
@@ -55,8 +55,4 @@ def diff_markdown(report: DiffReport, limit: int = _MAX) -> str:
 def _row(change: FoldedChange) -> str:
     count = f" ({change.count:,})" if change.count > 1 else ""
     what = markdown_code(clip(change.subject + target(change), 400))
-    return f"| {change.kind} | {what}{count} | {_cell(change.detail)} | {describe_ranks(change.ranks)} |"
-
-
-def _cell(text: str) -> str:
-    return printable(clip(text, 300)).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("\n", " ")
+    return f"| {change.kind} | {what}{count} | {markdown_text(clip(change.detail, 300))} | {describe_ranks(change.ranks)} |"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from probe_cli.manifest.check import CheckReport
 from probe_cli.manifest.fold_findings import FoldedFinding, fold_findings
 from probe_cli.report.findings_text import artifact, findings_text
-from probe_cli.report.plain import clip, github_data, github_property
+from probe_cli.report.plain import clip, github_data, github_property, printable
 
 __all__ = ["findings_github"]
 
@@ -26,14 +28,26 @@ def findings_github(report: CheckReport) -> str:
         if len(own) > len(shown):
             rest = sum(finding.count for _, finding in own[len(shown) :])
             lines.append(f"::{severity} title=probe-manifest::{rest:,} more {severity}s; the log lists them")
-    # Text in the log must not be taken for commands, whatever the names in it are.
-    log = ["  " + line if line.startswith("::") else line for line in findings_text(report).splitlines()]
-    return "\n".join([*log, *lines]) + "\n"
+    return "\n".join([*_harmless(findings_text(report)), *lines]) + "\n"
+
+
+def _harmless(text: str) -> list[str]:
+    """The lines of a text, none of which the runner takes for a command, whatever the names in them are.
+
+    The runner looks past leading spaces for `::command::`, and anywhere in a line for `##[command]` (actions/runner,
+    src/Runner.Common/ActionCommand.cs); between `stop-commands` and its token it looks for the token alone.
+    """
+    lines = text.splitlines()
+    if not any(line.lstrip().startswith("::") or "##[" in line for line in lines):
+        return lines
+    # No name can hold the digest of the text that it is in.
+    token = hashlib.sha256(text.encode()).hexdigest()[:32]
+    return [f"::stop-commands::{token}", *lines, f"::{token}::"]
 
 
 def _annotation(path: str, finding: FoldedFinding) -> str:
     where = artifact(path, finding)
     file = f"file={github_property(where)}," if where else ""
     title = github_property(f"{finding.code} {finding.name}")
-    message = clip("\n".join([finding.message, *finding.details]), _MAX_MESSAGE)
+    message = clip("\n".join(map(printable, (finding.message, *finding.details))), _MAX_MESSAGE)
     return f"::{finding.severity} {file}title={title}::{github_data(message)}"

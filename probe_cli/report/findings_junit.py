@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape, quoteattr
 from probe_cli.manifest.check import CheckReport
 from probe_cli.manifest.findings import CODES, Finding
 from probe_cli.manifest.fold_findings import FoldedFinding, fold_findings
-from probe_cli.report.plain import clip, xml_text
+from probe_cli.report.plain import clip, printable, xml_text
 
 __all__ = ["findings_junit"]
 
@@ -48,7 +48,7 @@ def _case(code: str, findings: list[FoldedFinding], failed: bool) -> str:
     if not findings:
         return f"{start}/>"
     lines = [line for finding in findings for line in (finding.message, *(f"    {d}" for d in finding.details))]
-    text = escape(xml_text(clip("\n".join(lines), _MAX_TEXT)))
+    text = escape(xml_text(clip("\n".join(map(printable, lines)), _MAX_TEXT)))
     if not failed:
         return f"{start}>\n      <system-out>{text}</system-out>\n    </testcase>"
     tag = "error" if CODES[code].trouble else "failure"
@@ -59,4 +59,4 @@ def _case(code: str, findings: list[FoldedFinding], failed: bool) -> str:
 
 
 def _attribute(text: str) -> str:
-    return quoteattr(xml_text(text), {"\n": "&#10;"})
+    return quoteattr(xml_text(printable(text)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from probe_cli.manifest.check import CheckReport
 from probe_cli.manifest.fold_findings import FoldedFinding, describe_ranks, fold_findings
 from probe_cli.report.findings_text import verdict
-from probe_cli.report.plain import clip, markdown_code, printable
+from probe_cli.report.plain import clip, markdown_code, markdown_text
 
 __all__ = ["MAX_MARKDOWN", "findings_markdown"]
 
@@ -18,7 +18,7 @@ def findings_markdown(report: CheckReport, limit: int = MAX_MARKDOWN) -> str:
     """One table per manifest; what is beyond the first rows stands in a folded section, and what is beyond the limit
     is counted."""
     sign = {0: "passed", 1: "failed", 2: "could not be completed"}[report.exit_code]
-    parts = [f"### probe-manifest check {sign}", "", printable(verdict(report)).replace("|", "\\|"), ""]
+    parts = [f"### probe-manifest check {sign}", "", markdown_text(verdict(report)), ""]
     sections = [("", report.findings), *((manifest.path, manifest.findings) for manifest in report.manifests)]
     room = limit - sum(map(len, parts)) - 400
     for path, findings in sections:
@@ -56,7 +56,7 @@ def _row(finding: FoldedFinding) -> str:
     detail = "; ".join(line for line in finding.details if not line.startswith(("rank", "needed")))
     what = markdown_code(clip(finding.subject, 400)) if finding.subject else ""
     text = finding.message.removeprefix(finding.subject).removeprefix(": ")
-    text = printable(clip(text, 400)).replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    text = markdown_text(clip(text, 400))
     if detail:
-        text += "<br>" + printable(clip(detail, 400)).replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+        text += "<br>" + markdown_text(clip(detail, 400))
     return f"| {finding.severity} | {finding.code} {finding.name} | {what} {text} | {describe_ranks(finding.ranks)} |"

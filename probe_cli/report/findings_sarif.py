@@ -61,7 +61,7 @@ def _results(path: str | None, findings: Iterable[Finding]) -> list[dict[str, An
 
 
 def _result(path: str | None, finding: FoldedFinding) -> dict[str, Any]:
-    message = clip(printable("\n".join([finding.message, *finding.details])), _MAX_MESSAGE)
+    message = clip("\n".join(map(printable, (finding.message, *finding.details))), _MAX_MESSAGE)
     where = artifact(path or "", finding)
     identity = "\0".join((finding.code, finding.subject, finding.what))
     location: dict[str, Any] = {
@@ -83,10 +83,10 @@ def _result(path: str | None, finding: FoldedFinding) -> dict[str, Any]:
 def _uri(path: str) -> str:
     """A path within the working directory as a relative reference, another one as a file URI, a repository as it is."""
     if "://" in path:
-        return quote(path, safe=":/@.-_~%")
+        return quote(os.fsencode(path), safe=":/@.-_~%")
     if not os.path.isabs(path):
-        return quote(path.replace(os.sep, "/"), safe="/.-_~@")
+        return quote(os.fsencode(path.replace(os.sep, "/")), safe="/.-_~@")
     try:
-        return quote(Path(path).relative_to(Path.cwd()).as_posix(), safe="/.-_~@")
+        return quote(os.fsencode(Path(path).relative_to(Path.cwd()).as_posix()), safe="/.-_~@")
     except ValueError:
         return Path(path).as_uri()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 import msgspec
@@ -176,12 +178,54 @@ def test_github_annotations_are_escaped_and_few() -> None:
     assert "::warning title=probe-manifest::20 more warnings; the log lists them" in text
 
 
-def test_names_cannot_become_commands() -> None:
-    bad = Finding(code="PM109", severity="error", subject="", what="x\n::error::owned")
-    lines = findings_github(report(bad)).splitlines()
-    assert [line for line in lines if line.startswith("::")] == [
-        "::error file=bundle,title=PM109 broken-checkpoint::x%0A::error::owned"
+def commands(text: str) -> list[tuple[str, str]]:
+    """(command, data) of what a runner does on reading a log, as actions/runner's ActionCommand.cs finds it."""
+    known = {"error", "warning", "add-mask", "stop-commands"}
+    found: list[tuple[str, str]] = []
+    token = None
+    for line in text.splitlines():
+        match = re.match(r"\s*::(?P<name>[^ :]*)[^:]*?::(?P<data>.*)", line)
+        match = (
+            match
+            if match and match["name"] in {*known, token}
+            else re.search(r"##\[(?P<name>[^] ]*)[^]]*\](?P<data>.*)", line)
+        )
+        if match is None or match["name"] not in {*known, token} or (token and match["name"] != token):
+            continue
+        if match["name"] == "stop-commands":
+            token = match["data"]
+        elif match["name"] == token:
+            token = None
+        else:
+            found.append((match["name"], match["data"]))
+    return found
+
+
+@pytest.mark.parametrize("name", ["x\n::error::owned", "  ::add-mask::e", "x ##[add-mask]e", "##[stop-commands]end"])
+def test_names_cannot_become_commands(name: str) -> None:
+    bad = [
+        Finding(code="PM109", severity="error", subject="", what=name),
+        Finding(code="PM101", severity="error", subject=name, what="missing", hint=name),
     ]
+    text = findings_github(report(*bad))
+    said = name.replace("\n", "\\n")
+    assert commands(text) == [("error", f"{said}: missing%0A{said}"), ("error", said)]
+    assert f"error PM101 missing-source: {said}: missing" in text.splitlines()
+
+
+def test_an_ordinary_log_has_no_commands_but_annotations() -> None:
+    assert "stop-commands" not in findings_github(report(*EXPERTS))
+
+
+def test_a_path_that_is_no_text_is_reported_all_the_same() -> None:
+    path = os.fsdecode(b"bundle\xff\n")
+    given = CheckReport((CheckedManifest(path=path, digest="x", findings=(UNUSED, TROUBLE)),), checkpoint=path)
+    log = json.loads(findings_sarif(given, "1"))
+    uris = {r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in log["runs"][0]["results"]}
+    assert uris == {"bundle%FF%0A"}
+    for form in (findings_json, findings_junit, findings_github, findings_markdown, findings_text):
+        text = form(given)
+        assert text.encode("utf-8") and ("bundle\\udcff\\n" in text or "bundle\\\\udcff\\\\n" in text)
 
 
 def test_markdown_is_bounded_and_a_table() -> None:
@@ -190,6 +234,7 @@ def test_markdown_is_bounded_and_a_table() -> None:
     assert len(rows) == 3
     assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
     assert "``a\\|`b`<img>" in text  # in a code span, where it is no HTML
+    assert "\\n\\ud800" in text  # a name is one line
     many = [msgspec.structs.replace(UNUSED, subject="y" * 300 + f"-{n}x{n}", what=f"{n}") for n in range(2000)]
     long = findings_markdown(report(*many))
     assert len(long) <= MAX_MARKDOWN
