@@ -54,7 +54,7 @@ class Checkpoint(msgspec.Struct, frozen=True, dict=True, eq=False):
         """Open a safetensors file, a folder (with an index or without), an index file, or a repository on the Hub.
 
         Only headers are read. A file that holds nothing but its header is fine: `has_data` is False for its sources. A
-        repository is `hf://org/name@revision`, or `org/name` where no such folder exists; `progress` is called with the
+        repository is `hf://org/name@revision`, or `org/name@revision` where no such folder exists; `progress` is called with the
         number of headers that have arrived, and of all. Raises CheckpointError.
         """
         # A Path has lost one of the slashes of hf://.

@@ -102,7 +102,7 @@ def command(
     topology = topology_of(tp, pp, ep, dp, enable_ep)
     chosen = parse_ranks(ranks, topology.world_size) if ranks is not None else tuple(range(topology.world_size))
     _check_output(output, len(chosen))
-    source = open_checkpoint(checkpoint, wire=wire, order=order, revision=revision)
+    source = open_checkpoint(console, checkpoint, wire=wire, order=order, revision=revision)
     made = engine_from(
         console,
         source,

@@ -22,6 +22,7 @@ from probe_cli.manifest.check_identity import Expectations
 from probe_cli.manifest.check_sources import Draft
 from probe_cli.manifest.findings import CODES
 from probe_cli.report.console import Console
+from probe_cli.report.headers import headers_progress
 
 __all__ = ["command"]
 
@@ -114,7 +115,7 @@ def command(
     gc.disable()  # short-lived and large: collecting takes a third of the time and frees nothing
     console.quiet = quiet
     console.send_to(output)
-    manifests, checkpoint, name = _inputs(paths, wire, revision)
+    manifests, checkpoint, name = _inputs(paths, wire, revision, headers_progress(console))
     if reprobe and checkpoint is None:
         raise UsageError("--reprobe needs the checkpoint: name it after the manifests")
     config = _config(config_file).with_flags(strict=strict, select=select, ignore=ignore)
@@ -133,16 +134,18 @@ def command(
     )
     text = _render(report, output_format, console, quiet=quiet, verbose=verbose).rstrip("\n")
     if text:
-        console.print(text)
+        (console.print if output_format == "text" else console.document)(text)
     _say_unread(report, console)
     return report.exit_code
 
 
 def _inputs(
-    paths: tuple[str, ...], wire: str | None, revision: str | None
+    paths: tuple[str, ...], wire: str | None, revision: str | None, progress: Callable[[int, int], None]
 ) -> tuple[list[str], Callable[[], Checkpoint] | None, str | None]:
     manifests = list(paths)
     if wire is not None:
+        if revision is not None:
+            raise UsageError("--revision and --wire contradict each other: a list of names has no revision")
         if len(manifests) > 1 and Path(manifests[-1]).exists() and not is_manifest_path(manifests[-1]):
             raise UsageError(
                 f"{manifests[-1]} is no manifest, and --wire says what to check against already",
@@ -151,7 +154,7 @@ def _inputs(
         return manifests, lambda: Checkpoint.from_wire(wire), "standard input" if wire == "-" else wire
     if len(manifests) > 1 and not is_manifest_path(manifests[-1]):
         path = manifests.pop()
-        return manifests, lambda: Checkpoint.open(path, revision=revision), path
+        return manifests, lambda: Checkpoint.open(path, revision=revision, progress=progress), path
     if revision is not None:
         raise UsageError("--revision needs a checkpoint on the Hub: name it after the manifests")
     return manifests, None, None

@@ -16,6 +16,7 @@ from probe_cli.manifest.diff import DiffReport, diff
 from probe_cli.manifest.diff_rules import SECTIONS
 from probe_cli.manifest.read import read_any
 from probe_cli.report.console import Console
+from probe_cli.report.headers import headers_progress
 
 __all__ = ["command"]
 
@@ -63,19 +64,20 @@ def command(
     console.send_to(output)
     if rank is not None and all_ranks:
         raise UsageError("--rank and --all-ranks contradict each other")
-    report = diff(_open(old), _open(new), rank=rank, names=(old, new))
+    report = diff(_open(console, old), _open(console, new), rank=rank, names=(old, new))
     if only:
         report = report.only(section for section in SECTIONS if section in only)
     broken = report.counts()["breaking"] > 0
     changed = bool(report.changes)
     if breaking:
         report = report.of_class("breaking")
-    console.print(_render(report, output_format, console, verbose=verbose).rstrip("\n"))
+    text = _render(report, output_format, console, verbose=verbose).rstrip("\n")
+    (console.print if output_format == "text" else console.document)(text)
     return int((breaking and broken) or (exit_code and not breaking and changed))
 
 
-def _open(path: str) -> Bundle | Manifest | Checkpoint:
-    return read_any(path) if is_manifest_path(path) else Checkpoint.open(path)
+def _open(console: Console, path: str) -> Bundle | Manifest | Checkpoint:
+    return read_any(path) if is_manifest_path(path) else Checkpoint.open(path, progress=headers_progress(console))
 
 
 def _render(report: DiffReport, output_format: str, console: Console, *, verbose: bool) -> str:

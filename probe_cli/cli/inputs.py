@@ -12,6 +12,7 @@ import click
 from probe_cli.checkpoint import Checkpoint
 from probe_cli.errors import UsageError
 from probe_cli.report.console import Console
+from probe_cli.report.headers import headers_progress
 
 if TYPE_CHECKING:
     from probe_cli.engines.base import Engine
@@ -87,20 +88,22 @@ def engine_options(function: F) -> F:
     return function
 
 
-def open_checkpoint(path: str | None, *, wire: str | None, order: str, revision: str | None) -> Checkpoint:
+def open_checkpoint(
+    console: Console, path: str | None, *, wire: str | None, order: str, revision: str | None
+) -> Checkpoint:
     """The checkpoint that the options name, in the order they ask for."""
     if wire is not None:
-        checkpoint = Checkpoint.from_wire(wire, config=_config(path, revision))
+        checkpoint = Checkpoint.from_wire(wire, config=_config(console, path, revision))
     elif path is None:
         raise UsageError(
             "no checkpoint: name a folder, a file or a model on the Hub", hint="or a list of names: --wire"
         )
     else:
-        checkpoint = Checkpoint.open(path, revision=revision)
+        checkpoint = Checkpoint.open(path, revision=revision, progress=headers_progress(console))
     return checkpoint if order in (ENGINE_ORDER, "file") else checkpoint.reordered(order)
 
 
-def _config(path: str | None, revision: str | None) -> Mapping[str, Any] | Path | None:
+def _config(console: Console, path: str | None, revision: str | None) -> Mapping[str, Any] | Path | None:
     if path is None:
         return None
     where = Path(path)
@@ -108,7 +111,7 @@ def _config(path: str | None, revision: str | None) -> Mapping[str, Any] | Path 
         return where / "config.json"
     if where.suffix == ".json":
         return where
-    return Checkpoint.open(path, revision=revision).config
+    return Checkpoint.open(path, revision=revision, progress=headers_progress(console)).config
 
 
 def parse_arguments(pairs: Sequence[str], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -156,5 +156,17 @@ def format_option(*formats: str, default: str = "text") -> Callable[[F], F]:
 def output_option(function: F) -> F:
     """--output FILE for the result, stdout by default."""
     return click.option(
-        "--output", "output", type=click.Path(dir_okay=False), metavar="FILE", help="Write the result to a file."
+        "--output",
+        "output",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        callback=_named,
+        help="Write the result to a file.",
     )(function)
+
+
+def _named(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A variable of a script that is not set would else be the working directory."""
+    if value == "":
+        raise click.BadParameter("no name of a file")
+    return value

@@ -95,8 +95,8 @@ def command(
     _check_device(device)
     topology = topology_of(tp, pp, ep, dp, enable_ep)
     place = topology.rank(rank)
-    source = open_checkpoint(checkpoint, wire=None, order="engine", revision=None)
-    other = None if update is None else open_checkpoint(update, wire=None, order="engine", revision=None)
+    source = open_checkpoint(console, checkpoint, wire=None, order="engine", revision=None)
+    other = None if update is None else open_checkpoint(console, update, wire=None, order="engine", revision=None)
     made = engine_from(console, source, engine=engine, arguments=parse_arguments(arguments), **allowed)
     if made.identity.name not in ("embedded", "python"):
         raise UsageError(

@@ -68,7 +68,7 @@ def command(
     manifests: list[Manifest] = list(origin.manifests()) if isinstance(origin, Bundle) else [origin]
     identity = manifests[0].engine
     recorded = engine_spec(identity)
-    source = open_checkpoint(checkpoint, wire=wire, order=order, revision=revision)
+    source = open_checkpoint(console, checkpoint, wire=wire, order=order, revision=revision)
     made = engine_from(
         console,
         source,

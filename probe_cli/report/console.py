@@ -6,7 +6,9 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,6 +19,7 @@ __all__ = ["Console"]
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _WIDE = 160
+_STREAM = re.compile(r"/dev/(?:std(?P<which>out|err)|fd/(?P<number>[0-9]{1,6}))")
 
 
 class Console:
@@ -27,6 +30,7 @@ class Console:
         self.quiet = False
         self._file: Path | None = None
         self._buffer: io.StringIO | None = None
+        self._moving = False
 
     # Results
 
@@ -37,12 +41,20 @@ class Console:
 
     def print(self, text: str = "") -> None:
         """A line (or lines) of the result."""
+        self.moving("")
         stream = self._buffer or sys.stdout
         stream.write(text + "\n")
 
+    def document(self, text: str) -> None:
+        """A result that programs read: UTF-8, whatever the terminal or the locale has. An escape in the place of a
+        character that the locale lacks is no JSON, and XML says itself what it is encoded in."""
+        if self._buffer is None and isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")
+        self.print(text)
+
     def json(self, value: Any) -> None:
         """A JSON document as the result."""
-        self.print(json.dumps(value, indent=2, ensure_ascii=False))
+        self.document(json.dumps(value, indent=2, ensure_ascii=False))
 
     def flush(self) -> None:
         """Write what is pending. Raises BrokenPipeError if stdout was closed, OSError if the file cannot be written."""
@@ -55,6 +67,7 @@ class Console:
 
     def talk(self, text: str) -> None:
         """A line for people, on stderr."""
+        self.moving("")
         # Nobody listens: not a reason to fail.
         with contextlib.suppress(BrokenPipeError, ValueError):
             sys.stderr.write(text + "\n")
@@ -64,6 +77,14 @@ class Console:
         """What is going on; silent with --quiet."""
         if not self.quiet:
             self.talk(text)
+
+    def moving(self, text: str) -> None:
+        """A line on stderr that the next output replaces, where a terminal can show it; without text, take it away."""
+        if self._moving or (text and self.live()):
+            self._moving = bool(text)
+            with contextlib.suppress(BrokenPipeError, ValueError):
+                sys.stderr.write(f"\r\x1b[2K{text}")
+                sys.stderr.flush()
 
     def error(self, text: str) -> None:
         self.talk(self.style("error:", "red", err=True) + f" {printable(text)}")
@@ -128,17 +149,25 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def _replace_file(name: Path, text: str) -> None:
-    path = Path(os.path.realpath(name))  # a link stays a link
-    if path.exists() and not path.is_file():  # a device or a pipe is written to, and never replaced
-        with path.open("w", encoding="utf-8") as out:
+    stream = _STREAM.fullmatch(str(name))
+    if stream is not None:  # opened by its name it would have a position of its own, and what came before be lost
+        number = stream["number"] or {"out": 1, "err": 2}[stream["which"]]
+        with open(os.dup(int(number)), "w", encoding="utf-8") as out:
             out.write(text)
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if name.exists() and not name.is_file():  # a device or a pipe is written to, and never replaced
+        with name.open("w", encoding="utf-8") as out:
+            out.write(text)
+        return
+    path = Path(os.path.realpath(name))  # a link stays a link
+    temporary = path.with_name(f".{os.getpid()}.{os.urandom(4).hex()}.tmp")  # a name as long as can be has no room
     try:
         with temporary.open("w", encoding="utf-8") as out:
             out.write(text)
             out.flush()
             os.fsync(out.fileno())
+        with contextlib.suppress(OSError):
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
         temporary.replace(path)
     except BaseException as error:
         with contextlib.suppress(OSError):

@@ -57,12 +57,29 @@ def test_refused(text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["./org/name", "/org/name", "name", "a/b/c", "org/x.safetensors", "../name", "org/name/"]
+    "text",
+    [
+        *("./org/name", "/org/name", "name", "a/b/c", "org/x.safetensors", "../name", "org/name/"),
+        *("a@b", "org/name@", "a/b/c@v1", "a@b/c"),
+    ],
 )
 def test_what_looks_like_a_path_is_one(text: str) -> None:
     assert not looks_like_repo(text)
     with pytest.raises(CheckpointError, match="no such file or folder"):
         Checkpoint.open(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("org/name", Reference("org/name")),
+        ("org/name@v1.0", Reference("org/name", "v1.0")),
+        ("org/name@refs/pr/7", Reference("org/name", "refs/pr/7")),
+    ],
+)
+def test_a_repository_needs_no_scheme(text: str, reference: Reference) -> None:
+    assert looks_like_repo(text)
+    assert parse_reference(text) == reference
 
 
 def test_path_object_that_lost_a_slash() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from probe_cli.manifest import Manifest
 from tests.manifest import corpus
 
 NORM = "model.norm.weight"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,7 @@ def _there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     for name in [name for name in os.environ if name.startswith("PROBE_MANIFEST_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for commands in processes of their own
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -70,6 +73,12 @@ def test_what_cannot_be_read_ends_with_2(capsys: pytest.CaptureFixture[str], tmp
 def test_a_bundle_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "bundle")
     assert (code, out.splitlines()[-1]) == (0, "ok")
+
+
+def test_a_list_of_names_has_no_revision(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "bundle", "--wire", "names.json", "--revision", "main")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: --revision and --wire contradict each other")
 
 
 def test_a_wire_file_from_a_file_and_from_standard_input(capsys: pytest.CaptureFixture[str], place: Path) -> None:
@@ -192,6 +201,62 @@ def test_every_flag_has_an_environment_twin(
     monkeypatch.setenv("PROBE_MANIFEST_CHECK_IGNORE", "PM105 PM101")
     code, out, _ = run(capsys, "bundle", "broken")
     assert (code, json.loads(out)["suppressed"]) == (0, 2)
+
+
+@pytest.mark.parametrize("to", ["/dev/stdout", "/dev/stderr", "/dev/fd/1"])
+def test_a_report_to_a_stream_comes_after_what_is_there(to: str, place: Path, tmp_path: Path) -> None:
+    """Into a pipe, and into a file that holds something already."""
+    command = f"echo before; {sys.executable} -m probe_cli check bundle broken --output {to}; echo after"
+    piped = subprocess.run(["bash", "-c", f"({command}) 2>&1 | cat"], capture_output=True, text=True, cwd=place).stdout
+    (tmp_path / "log").write_text("earlier\n")
+    subprocess.run(["bash", "-c", f"({command}) >> {tmp_path}/log 2>&1"], cwd=place, check=True)
+    assert (tmp_path / "log").read_text() == "earlier\n" + piped
+    lines = piped.splitlines()
+    assert (lines[0], lines[-1]) == ("before", "after")
+    assert lines[-2].startswith("1 error, 1 warning against broken")
+
+
+def test_a_report_to_a_process(place: Path, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m probe_cli check bundle broken --output >(cat > {tmp_path}/copy); echo $?; wait $!"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=place)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+    assert (tmp_path / "copy").read_text().endswith("sources)\n")
+
+
+def test_a_file_that_is_replaced_keeps_its_mode(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 255)
+    path.write_text("old")
+    path.chmod(0o640)
+    assert run(capsys, "bundle", "broken", "--output", str(path))[0] == 1
+    assert path.read_text().startswith("bundle: ranks 0,1")
+    assert (stat.S_IMODE(path.stat().st_mode), [p.name for p in tmp_path.iterdir()]) == (0o640, [path.name])
+
+
+def test_an_output_without_a_name_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "bundle", "broken", "--output", "")
+    assert (code, err.splitlines()[0]) == (2, "error: Invalid value for '--output': no name of a file")
+
+
+@pytest.mark.parametrize("form", ["json", "sarif", "junit", "markdown", "github", "text"])
+def test_programs_get_utf8_whatever_the_locale_is(form: str, place: Path, tmp_path: Path) -> None:
+    name = "größe.\U0001f600"
+    names = [*json.loads((place / "names.json").read_text()), {"name": name, "dtype": "F32", "shape": [1]}]
+    (tmp_path / "names.json").write_text(json.dumps(names))
+    command = [sys.executable, "-m", "probe_cli", "check", "bundle", "--wire", str(tmp_path / "names.json")]
+    done = subprocess.run(
+        [*command, "--format", form],
+        capture_output=True,
+        cwd=place,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+    if form == "text":
+        assert "größe.\\U0001f600: not there" in done.stdout.decode("latin-1")
+        return
+    text = done.stdout.decode("utf-8")
+    if form in ("json", "sarif"):
+        text = json.dumps(json.loads(text), ensure_ascii=False)
+    assert f"{name}: not there" in text or f"`{name}` not there" in text
 
 
 def test_the_report_goes_to_a_file_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

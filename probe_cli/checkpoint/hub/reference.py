@@ -39,8 +39,15 @@ def is_repo_id(text: str) -> bool:
 
 
 def looks_like_repo(text: str) -> bool:
-    """True if `text` could be `org/name`; whether a folder of that name exists is for the caller to see first."""
-    return is_repo_id(text) and text.count("/") == 1 and not text.endswith(".safetensors")
+    """True if `text` could be `org/name` or `org/name@revision`; whether there is such a folder or file is for the
+    caller to see first."""
+    repo_id, at, revision = text.partition("@")
+    return (
+        is_repo_id(repo_id)
+        and repo_id.count("/") == 1
+        and not text.endswith(".safetensors")
+        and (not at or bool(revision.strip("/")))
+    )
 
 
 def parse_reference(text: str, revision: str | None = None) -> Reference:
