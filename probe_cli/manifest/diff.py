@@ -79,20 +79,22 @@ def diff(
                 "a manifest and a checkpoint cannot be compared with diff",
                 hint="probe-manifest check MANIFEST CHECKPOINT says whether the one fulfils the other",
             )
+        if rank is not None:
+            raise UsageError(f"a checkpoint has no ranks, but rank {rank} was asked for")
         return DiffReport(_side(old, names[0]), _side(new, names[1]), tuple(_checkpoints(old, new)))
     if rank is None:
         rank = next((side.rank.index for side in (old, new) if isinstance(side, Manifest)), None)
     if isinstance(old, Manifest) or isinstance(new, Manifest) or rank is not None:
-        left, right = _rank(old, rank), _rank(new, rank)
+        left, right = _rank(old, rank, names[0]), _rank(new, rank, names[1])
         return DiffReport(_side(left, names[0]), _side(right, names[1]), tuple(_manifests(left, right)))
     return DiffReport(_side(old, names[0]), _side(new, names[1]), tuple(_bundles(old, new)))
 
 
-def _rank(side: Bundle | Manifest, rank: int | None) -> Manifest:
+def _rank(side: Bundle | Manifest, rank: int | None, name: str) -> Manifest:
     if isinstance(side, Bundle):
         return side.manifest(rank)
     if rank is not None and side.rank.index != rank:
-        raise UsageError(f"this is the manifest of rank {side.rank.index}, not of rank {rank}")
+        raise UsageError(f"{name}: this is the manifest of rank {side.rank.index}, not of rank {rank}")
     return side
 
 

@@ -8,19 +8,28 @@ from typing import Any
 import msgspec
 
 from probe_cli.manifest.bundle import Bundle
-from probe_cli.manifest.canonical import canonical_bytes
+from probe_cli.manifest.canonical import canonical_bytes, digest_of_bytes
 from probe_cli.manifest.document import Manifest
 from probe_cli.manifest.keys import application_key
 from probe_cli.manifest.schema import Layer, View, Write
 from probe_cli.report.plain import printable
 
-__all__ = ["textconv"]
+__all__ = ["textconv", "textconv_other"]
 
 
 def textconv(origin: Bundle | Manifest) -> str:
     """The lines, in the order of the document. Digests are left out: they change with everything."""
     lines = _index(origin) if isinstance(origin, Bundle) else _manifest(origin)
     return "".join(printable(line) + "\n" for line in lines)
+
+
+def textconv_other(reason: str, content: bytes) -> str:
+    """The lines for a file that is no manifest: why, and its content; of content that is no text, the digest."""
+    try:
+        lines = content.decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        lines = [f"{len(content):,} bytes, {digest_of_bytes(content)}"]
+    return "".join(printable(line) + "\n" for line in (f"not a manifest that can be read: {reason}", *lines))
 
 
 def _index(bundle: Bundle) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 
 from probe_cli.checkpoint import Checkpoint
 from probe_cli.cli.main import main
+from probe_cli.manifest.canonical import digest_of_bytes
 from tests.manifest import corpus
 from tests.manifest.test_diff import CHANGES
 
@@ -121,3 +123,57 @@ def test_git_diff_shows_packed_manifests_as_text(place: Path, tmp_path: Path) ->
         f"-  {name}.k_proj.weight -> {name}.qkv_proj.weight [loaded_shard_id=k]",
         f"+  {name}.k_proj.weight -> {name}.qkv_proj.weight [loaded_shard_id=7]",
     ]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_git_diff_goes_on_past_what_is_no_manifest(place: Path, tmp_path: Path) -> None:
+    """One failure of a converter ends `git diff` for every file."""
+    root = str(Path(__file__).resolve().parents[2])
+    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "PYTHONPATH": root}
+    command = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@e"]
+
+    def git(*arguments: str) -> str:
+        return subprocess.run([*command, *arguments], env=env, capture_output=True, check=True, text=True).stdout
+
+    git("init", "-q")
+    git("config", "diff.probe-manifest.textconv", f"{sys.executable} -m probe_cli textconv")
+    (tmp_path / ".gitattributes").write_text("manifests/** diff=probe-manifest\n")
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    whole = (place / "old" / "rank-00000.json.gz").read_bytes()
+    (folder / "a-other.json.gz").write_bytes(gzip.compress(b'{"a": 1}'))
+    (folder / "b-bytes.bin").write_bytes(b"\xff\x00")
+    (folder / "c-cut.json.gz").write_bytes(whole)
+    (folder / "d-plain.json").write_bytes(gzip.decompress(whole))
+    git("add", ".")
+    git("commit", "-qm", "old")
+    (folder / "a-other.json.gz").write_bytes(gzip.compress(b'{"a": 2}'))
+    (folder / "b-bytes.bin").write_bytes(b"\xff\x01")
+    (folder / "c-cut.json.gz").write_bytes(whole[:-9])
+    (folder / "d-plain.json").write_bytes(gzip.decompress((place / "new" / "rank-00000.json.gz").read_bytes()))
+    changed = [line for line in git("diff").splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    assert changed[:2] == ['-{"a": 1}', '+{"a": 2}']
+    assert [line.partition(",")[0] for line in changed[2:4]] == ["-2 bytes", "+2 bytes"]
+    reason = "+not a manifest that can be read: the gzip data ends early; the file was cut short"
+    assert changed.index(reason) + 1 == changed.index(f"+{len(whole) - 9:,} bytes, {digest_of_bytes(whole[:-9])}")
+    name = "model.layers.0.self_attn"
+    assert changed[-2:] == [
+        f"-  {name}.k_proj.weight -> {name}.qkv_proj.weight [loaded_shard_id=k]",
+        f"+  {name}.k_proj.weight -> {name}.qkv_proj.weight [loaded_shard_id=7]",
+    ]
+
+
+def test_textconv_of_nothing_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", tmp_path):
+        assert main(["textconv", str(path)]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {path}: no ")
+
+
+def test_checkpoints_have_no_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "checkpoint", "retyped", "--rank", "0")
+    assert (code, err) == (2, "error: a checkpoint has no ranks, but rank 0 was asked for\n")
+
+
+def test_manifests_of_two_ranks_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "old/rank-00000.json.gz", "new/rank-00001.json.gz")
+    assert (code, err) == (2, "error: new/rank-00001.json.gz: this is the manifest of rank 1, not of rank 0\n")
