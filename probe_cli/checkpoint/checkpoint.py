@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from probe_cli.checkpoint.folder import read_layout
 from probe_cli.checkpoint.local import Stamp, read_range
 from probe_cli.checkpoint.order import arrange
 from probe_cli.checkpoint.text import quote
-from probe_cli.checkpoint.types import CheckpointFile, Source
+from probe_cli.checkpoint.types import CheckpointFile, Source, sources_digest
 from probe_cli.checkpoint.wire import read_wire
 from probe_cli.errors import CheckpointError, UsageError
 
@@ -141,9 +140,8 @@ class Checkpoint(msgspec.Struct, frozen=True, dict=True, eq=False):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the sorted (name, dtype, shape): equal for any order and sharding of the same tensors."""
-        rows = sorted((source.name, source.dtype, source.shape) for source in self.sources)
-        return "sha256:" + hashlib.sha256(msgspec.json.encode(rows)).hexdigest()
+        """That of the sources (`sources_digest`): equal for any order and sharding of the same tensors."""
+        return sources_digest(self.sources)
 
     @cached_property
     def nbytes(self) -> int:

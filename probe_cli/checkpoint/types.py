@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
+from typing import Protocol
+
 import msgspec
 
 from probe_cli.dtypes import numel
 
-__all__ = ["CheckpointFile", "Source"]
+__all__ = ["CheckpointFile", "Described", "Source", "sources_digest"]
+
+
+class Described(Protocol):
+    """What tells one source from another: here, and as a manifest records it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def sources_digest(sources: Iterable[Described]) -> str:
+    """SHA-256 over the sorted (name, dtype, shape): equal for any order and sharding of the same tensors."""
+    rows = sorted((source.name, source.dtype, source.shape) for source in sources)
+    return "sha256:" + hashlib.sha256(msgspec.json.encode(rows)).hexdigest()
 
 
 class Source(msgspec.Struct, frozen=True):

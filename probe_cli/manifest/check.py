@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from probe_cli.checkpoint import Checkpoint
+from probe_cli.checkpoint.types import sources_digest
 from probe_cli.errors import CheckpointError, ManifestError, UsageError
 from probe_cli.manifest.bundle import Bundle
 from probe_cli.manifest.check_config import CheckConfig
@@ -172,6 +173,9 @@ def _itself(origin: Bundle | Manifest) -> list[Draft]:
     else:
         applications = sum(entry.summary.applications for entry in origin.index.ranks)
         unfed = origin.index.unfed
+        if sources_digest(origin.index.sources) != origin.index.checkpoint.digest:
+            what = "checkpoint.digest is not that of the sources that are listed"
+            drafts.append(Draft("PM202", {"subject": "", "what": what, "hint": "build the bundle again"}))
         for rank in origin.ranks:
             try:
                 origin.rank_text(rank)

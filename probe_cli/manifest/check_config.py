@@ -125,6 +125,8 @@ def _toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deeply for a configuration") from None
 
 
 def _table(path: Path) -> dict[str, Any] | None:

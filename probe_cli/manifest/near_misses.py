@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from probe_cli.checkpoint.types import Described
 from probe_cli.dtypes import numel
 from probe_cli.manifest.renames import Rename, Rule, find_renames
 
-__all__ = ["Layout", "Sized", "explain_shape", "explain_unknown", "find_layouts", "find_renamed", "tied_head"]
+__all__ = ["Layout", "explain_shape", "explain_unknown", "find_layouts", "find_renamed", "tied_head"]
 
 _MAX_DEPTH = 32
-
-
-class Sized(Protocol):
-    """What a source is known by, in a manifest or in a checkpoint."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
 
 
 class Layout(NamedTuple):
@@ -48,7 +38,7 @@ class Layout(NamedTuple):
         return None
 
 
-def find_layouts(missing: Mapping[str, Sized], unknown: Mapping[str, Sized]) -> list[Layout]:
+def find_layouts(missing: Mapping[str, Described], unknown: Mapping[str, Described]) -> list[Layout]:
     """Prefixes under which missing and unknown sources have equally many elements of each dtype, in another number of
     tensors. Deepest prefixes first; no source is in two layouts."""
     if not missing or not unknown:
@@ -66,7 +56,7 @@ def find_layouts(missing: Mapping[str, Sized], unknown: Mapping[str, Sized]) -> 
     return layouts
 
 
-def find_renamed(missing: Mapping[str, Sized], unknown: Mapping[str, Sized]) -> dict[str, tuple[str, str]]:
+def find_renamed(missing: Mapping[str, Described], unknown: Mapping[str, Described]) -> dict[str, tuple[str, str]]:
     """For missing sources that are there under another name: that name, and what happened to the old one."""
     renames = find_renames(
         {name: (source.dtype, source.shape) for name, source in missing.items()},
@@ -115,7 +105,7 @@ def _explain(rule: Rule) -> str:
     return text
 
 
-def _by_prefix(sources: Iterable[Sized]) -> dict[str, list[str]]:
+def _by_prefix(sources: Iterable[Described]) -> dict[str, list[str]]:
     prefixes: dict[str, list[str]] = {}
     for source in sources:
         for prefix in _prefixes(source.name):
@@ -132,7 +122,7 @@ def _prefixes(name: str) -> Iterator[str]:
         end = name.rfind(".", 0, end)
 
 
-def _elements(sources: Mapping[str, Sized], names: Iterable[str]) -> dict[str, int]:
+def _elements(sources: Mapping[str, Described], names: Iterable[str]) -> dict[str, int]:
     totals: dict[str, int] = {}
     for name in names:
         source = sources[name]

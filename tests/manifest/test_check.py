@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from probe_cli.checkpoint import Checkpoint
 from probe_cli.errors import UsageError
-from probe_cli.manifest import Bundle, Manifest
+from probe_cli.manifest import Bundle, Manifest, digest
 from probe_cli.manifest.check import CheckReport, check, is_manifest_path
 from probe_cli.manifest.check_config import CheckConfig
 from probe_cli.manifest.check_identity import Expectations
@@ -321,6 +322,28 @@ class TestManifests:
         assert not [finding for finding in report.all_findings() if finding.code == "PM109"]
         assert (report.unread, report.exit_code) == (1, 2)
         assert verdict(report) == f"0 errors, 1 input could not be read, {report.suppressed} ignored"
+
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_what_a_manifest_says_of_its_sources_is_not_taken_for_granted(
+        self, whole: bool, bundle: Path, original: Checkpoint
+    ) -> None:
+        """Sources renamed in the files, and the digests of the files put right: the checkpoint has none of the new."""
+
+        def renamed(text: bytes) -> dict[str, object]:
+            document = json.loads(text.replace(b"model.norm.weight", b"other.norm.weight"))
+            return {**document, "digest": digest({k: v for k, v in document.items() if k != "digest"})}
+
+        read = Bundle.read(bundle)
+        origin: Bundle | Manifest
+        if whole:
+            index = msgspec.convert(renamed(read.text), type(read.index))
+            origin = Bundle(index, {rank: read.manifest(rank) for rank in read.ranks})
+        else:
+            origin = Manifest.from_bytes(json.dumps(renamed(read.rank_text(0))).encode())
+        report = check([origin], original, config=QUIET)
+        found = {(finding.code, finding.subject, finding.what) for finding in report.all_findings()}
+        told = ("PM202", "", "checkpoint.digest is not that of the sources that are listed")
+        assert found == ({told} if whole else {("PM101", "other.norm.weight", "missing")})
 
     @pytest.mark.parametrize("whole", [False, True])
     def test_a_contract_that_anything_fulfils_is_trouble(self, whole: bool, original: Checkpoint) -> None:
