@@ -74,6 +74,8 @@ def read_config(path: str | Path) -> BuildConfig:
         raise InputError(f"{file}: not TOML: {error}") from None
     except UnicodeDecodeError:
         raise InputError(f"{file}: not UTF-8") from None
+    except RecursionError:
+        raise InputError(f"{file}: nested too deeply for a configuration") from None
     try:
         return msgspec.convert(data, BuildConfig, strict=True)
     except msgspec.ValidationError as error:

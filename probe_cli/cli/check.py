@@ -13,8 +13,15 @@ from probe_cli._version import __version__
 from probe_cli.checkpoint import Checkpoint
 from probe_cli.cli.inputs import parse_arguments
 from probe_cli.cli.lazy import PlainCommand
-from probe_cli.cli.options import ALL_RANKS, TopologyCommand, format_option, output_option, topology_options
-from probe_cli.errors import UsageError
+from probe_cli.cli.options import (
+    ALL_RANKS,
+    TopologyCommand,
+    expert_parallel,
+    format_option,
+    output_option,
+    topology_options,
+)
+from probe_cli.errors import EngineError, UsageError
 from probe_cli.manifest import Bundle, Manifest
 from probe_cli.manifest.check import CheckReport, check, is_manifest_path
 from probe_cli.manifest.check_config import CheckConfig, find_config, load_config
@@ -119,7 +126,9 @@ def command(
     if reprobe and checkpoint is None:
         raise UsageError("--reprobe needs the checkpoint: name it after the manifests")
     config = _config(config_file).with_flags(strict=strict, select=select, ignore=ignore)
-    sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": _expert_parallel(ep, enable_ep, tp, dp)}
+    if tp is None and dp is None and (ep == ALL_RANKS or (ep is None and enable_ep)):
+        raise UsageError("--ep without a number needs --tp or --dp to count the ranks")
+    sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": expert_parallel(tp, ep, dp, enable_ep)}
     expectations = Expectations(
         topology={group: size for group, size in sizes.items() if size is not None},
         engine=None if engine is None else engine.partition(":")[0],
@@ -127,15 +136,21 @@ def command(
         target=target,
     )
     comparison = None
+    failures: list[EngineError] = []
     if reprobe:
-        comparison = _reprobe(console, engine, parse_arguments(arguments), target, allow_untested_version)
+        rebuild = _reprobe(console, engine, parse_arguments(arguments), target, allow_untested_version)
+        comparison = _unless_it_fails(rebuild, failures)
     report = check(
         manifests, checkpoint, checkpoint_name=name, config=config, expectations=expectations, reprobe=comparison
     )
+    if failures and not report.exit_code:
+        raise failures[0]
     text = _render(report, output_format, console, quiet=quiet, verbose=verbose).rstrip("\n")
     if text:
         (console.print if output_format == "text" else console.document)(text)
     _say_unread(report, console)
+    if failures:  # the findings say, as a rule, why
+        raise failures[0]
     return report.exit_code
 
 
@@ -163,14 +178,6 @@ def _inputs(
 def _config(path: str | None) -> CheckConfig:
     found = Path(path) if path is not None else find_config(Path.cwd())
     return CheckConfig() if found is None else load_config(found)
-
-
-def _expert_parallel(ep: int | str | None, enable_ep: bool, tp: int | None, dp: int | None) -> int | None:
-    if ep == ALL_RANKS or (ep is None and enable_ep):
-        if tp is None and dp is None:
-            raise UsageError("--ep without a number needs --tp or --dp to count the ranks")
-        return (tp or 1) * (dp or 1)
-    return None if ep is None else int(ep)
 
 
 def _reprobe(
@@ -210,6 +217,21 @@ def _reprobe(
         return compare_rebuilt(origin, build_bundle(made, checkpoint, document.topology, ranks=ranks).bundle)
 
     return rebuild
+
+
+def _unless_it_fails(
+    rebuild: Callable[[Bundle | Manifest, Checkpoint], Iterable[Draft]], failures: list[EngineError]
+) -> Callable[[Bundle | Manifest, Checkpoint], Iterable[Draft]]:
+    """The same comparison, which puts a failure of the engine into the list: what else was found is told first."""
+
+    def compare(origin: Bundle | Manifest, checkpoint: Checkpoint) -> Iterable[Draft]:
+        try:
+            return rebuild(origin, checkpoint)
+        except EngineError as error:
+            failures.append(error)
+            return ()
+
+    return compare
 
 
 def _say_unread(report: CheckReport, console: Console) -> None:

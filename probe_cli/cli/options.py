@@ -14,6 +14,7 @@ __all__ = [
     "ALL_RANKS",
     "ExpertParallel",
     "TopologyCommand",
+    "expert_parallel",
     "format_option",
     "output_option",
     "parse_ranks",
@@ -39,9 +40,12 @@ class ExpertParallel(click.ParamType):  # type: ignore[type-arg]
         if value is False or str(value).lower() == "false":
             return 1
         try:
-            return int(value)
+            size = int(value)
         except (TypeError, ValueError):
             self.fail(f"{value!r} is neither a number nor {ALL_RANKS!r}", param, ctx)
+        if size < 1:
+            self.fail(f"{size} is not in the range x>=1.", param, ctx)
+        return size
 
 
 def topology_options(function: F) -> F:
@@ -93,12 +97,17 @@ def topology_of(
 ) -> Topology:
     """The topology that the options name. Raises UsageError if the sizes do not fit together."""
     sizes = {"tp": tp or 1, "pp": pp or 1, "dp": dp or 1}
-    if ep is None:
-        ep = ALL_RANKS if enable_ep else 1
-    elif enable_ep and ep == 1:
+    return Topology(ep=expert_parallel(tp, ep, dp, enable_ep) or 1, **sizes)
+
+
+def expert_parallel(tp: int | None, ep: int | str | None, dp: int | None, enable_ep: bool) -> int | None:
+    """The size of expert parallel groups that the options name, None if they name none. Raises UsageError if they
+    contradict each other."""
+    if enable_ep and ep == 1:
         raise UsageError("--enable-expert-parallel and --ep 1 contradict each other")
-    width = sizes["tp"] * sizes["dp"] if ep == ALL_RANKS else int(ep)
-    return Topology(ep=width, **sizes)
+    if ep == ALL_RANKS or (ep is None and enable_ep):
+        return (tp or 1) * (dp or 1)
+    return None if ep is None else int(ep)
 
 
 class TopologyCommand(click.Command):

@@ -18,15 +18,22 @@ _LIMIT = 40
 
 
 def findings_text(report: CheckReport, *, verbose: bool = False, quiet: bool = False, color: bool = False) -> str:
-    """The whole report. `quiet` leaves errors only."""
+    """The whole report, each manifest's findings below its heading. `quiet` leaves errors only."""
+
+    def told(findings: Iterable[Finding]) -> list[str]:
+        wanted = [finding for finding in findings if not quiet or finding.severity == "error"]
+        return list(_full(wanted, color) if verbose else _folded(fold_findings(wanted), color))
+
+    several = len(report.manifests) > 1
     lines: list[str] = []
-    if not quiet:
-        for manifest in report.manifests:
+    general = told(report.findings)
+    if several:
+        lines, general = general, []
+    for manifest in report.manifests:
+        own = told(manifest.findings)
+        if not quiet or (several and own):
             lines.append(printable(_heading(manifest)))
-    sections = [report.findings, *(manifest.findings for manifest in report.manifests)]
-    for section in sections:
-        wanted = [finding for finding in section if not quiet or finding.severity == "error"]
-        lines += _full(wanted, color) if verbose else _folded(fold_findings(wanted), color)
+        lines += [*general, *own]
     if not quiet:
         lines.append(_paint(printable(verdict(report)), "ok" if report.exit_code == 0 else "error", color))
     return "\n".join(lines) + "\n" if lines else ""

@@ -160,6 +160,7 @@ class TestConfiguration:
             ('[tool.probe-manifest]\nstrict = "yes"\n', "strict is 'yes', expected true or false"),
             ('[tool.probe-manifest]\nignore = "PM101"\n', "ignore is a str, expected a list"),
             ("[tool.probe-manifest\n", "not valid TOML"),
+            ("strict = " + "[" * 100_000, "nested too deeply for a configuration"),
             ('[[tool.probe-manifest.exempt]]\ncode = "PM101"\n', "exempt: Object missing required field `subject`"),
         ],
     )

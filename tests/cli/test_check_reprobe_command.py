@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from probe_cli.checkpoint import Checkpoint
 from probe_cli.cli.main import main
+from probe_cli.errors import EngineError
 from probe_cli.manifest import Bundle, Manifest
 from probe_cli.manifest.schema import Layer
 
@@ -50,6 +52,38 @@ def test_the_contract_is_built_again(
     assert "building 2 ranks again with embedded" in err
     found = [(f["code"], f["subject"], f["ranks"]) for f in json.loads(out)["manifests"][0]["findings"]]
     assert found == ([("PM401", "model.norm.weight", [0, 1])] if code else [])
+
+
+def test_findings_are_told_where_the_engine_fails_too(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row is cut off one projection: the engine refuses to build, and the finding says why."""
+    monkeypatch.chdir(place)
+    sources = Checkpoint.open("checkpoint").sources
+    name = "model.layers.0.self_attn.k_proj.weight"
+    rows = [[s.name, s.dtype, [31, 64] if s.name == name else s.shape] for s in sources]
+    (place / "cut").mkdir()
+    (place / "cut" / "config.json").write_bytes((place / "checkpoint" / "config.json").read_bytes())
+    offset, entries = 0, {}
+    for source_name, dtype, shape in rows:
+        size = 4 * math.prod(shape)
+        entries[source_name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    header = json.dumps(entries).encode()
+    (place / "cut" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    capsys.readouterr()
+    assert main(["check", "bundle", "cut", "--reprobe"]) == 3
+    out, err = capsys.readouterr()
+    assert f"error PM102 changed-shape: {name}: has shape [31, 64]" in out
+    assert "error: rank 0" in err and "31 rows, expected 32" in err
+    monkeypatch.setattr("probe_cli.probe.runner.build_bundle", _fail)
+    assert main(["check", "bundle", "checkpoint", "--reprobe"]) == 3
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()[-1]) == ("", "error: no such luck")
+
+
+def _fail(*arguments: object, **options: object) -> None:
+    raise EngineError("no such luck")
 
 
 def test_code_that_a_manifest_names_is_run_only_when_the_user_names_it_too(

@@ -29,6 +29,21 @@ def test_spellings(run, checkpoint, flags: list[str], topology: dict[str, int]) 
     assert found.json["topology"] == topology
 
 
+@pytest.mark.parametrize("command", ["build", "check"])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--ep", "0"], "0 is not in the range x>=1"),
+        (["--ep=-1"], "-1 is not in the range x>=1"),
+        (["--ep", "1", "--enable-expert-parallel"], "--enable-expert-parallel and --ep 1 contradict each other"),
+    ],
+)
+def test_expert_parallel_sizes_that_cannot_be(run, bundle, command: str, flags: list[str], message: str) -> None:
+    found = run(command, bundle, "--tp", "2", *flags)
+    assert (found.code, found.stdout) == (2, "")
+    assert message in found.stderr.splitlines()[0]
+
+
 def test_ep_before_the_checkpoint_does_not_swallow_it(run, checkpoint) -> None:
     found = run("build", "--tp", "2", "--ep", checkpoint, "--format", "json")
     assert found.code == 0, found.stderr

@@ -69,6 +69,22 @@ def test_text_folds_and_says_who_needs_it() -> None:
     ]
 
 
+def test_text_says_which_manifest_a_finding_is_about() -> None:
+    given = report(*EXPERTS, general=(TROUBLE,))
+    other = CheckedManifest(path="other", digest="sha256:" + "b" * 64, ranks=(0,), findings=(UNUSED,))
+    given = msgspec.structs.replace(given, manifests=(*given.manifests, other))
+    lines = findings_text(given).splitlines()
+    assert [line.partition(": ")[0] for line in lines if not line.startswith(" ")][:-1] == [
+        "error PM109 broken-checkpoint",
+        "bundle",
+        "error PM101 missing-source",
+        "other",
+        "warning PM105 unused-source",
+    ]
+    quiet = findings_text(given, quiet=True).splitlines()
+    assert [line for line in quiet if not line.startswith(("error", " "))] == [lines[2]]
+
+
 def test_text_lists_every_name_if_asked() -> None:
     lines = findings_text(report(*EXPERTS), verbose=True).splitlines()
     assert sum(line.startswith("error PM101") for line in lines) == 24
