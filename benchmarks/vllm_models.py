@@ -215,7 +215,7 @@ MODELS = {
             "deepseek-v3", _DEEPSEEK_V3, lambda: _mla_tensors(_DEEPSEEK_V3), "h200", ("--tp", "8", "--ep"), 8
         ),
         PublishedModel("gpt-oss-120b", _GPT_OSS_120B, _gpt_oss_tensors, "h100", ("--tp", "8"), 8),
-        PublishedModel("kimi-k2", _KIMI_K2, lambda: _mla_tensors(_KIMI_K2), "h200", ("--tp", "32", "--ep"), 32),
+        PublishedModel("kimi-k2", _KIMI_K2, lambda: _mla_tensors(_KIMI_K2), "h200", ("--dp", "32", "--ep"), 32),
         PublishedModel("llama-405b-fp8", _LLAMA_405B, _llama_405b_tensors, "h100", ("--tp", "8", "--pp", "2"), 16),
     )
 }

@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
+from probe_cli.engines.vllm.text import AbsentTokenizer, absent_processor
+
 __all__ = [
     "default_loaders", "import_kernels", "inspect_in_process", "keep_layers_unprocessed",
-    "load_on_meta", "no_fusion_sizes", "no_ports", "preload", "start_workspace",
+    "load_on_meta", "no_fusion_sizes", "no_ports", "no_processors", "no_tokenizers", "one_node", "preload",
+    "start_workspace",
 ]  # fmt: skip
 
 
@@ -53,6 +56,52 @@ def load_on_meta(config: Any) -> None:
     """Parameters that are made during the load (`vllm/model_executor/models/transformers/causal.py:71`, 0.33) go where the
     configuration says that weights are loaded."""
     config.load_config.device = "meta"
+
+
+def one_node() -> None:
+    """`vllm/distributed/parallel_state.py` (0.32, 0.33) finds out through shared memory and a broadcast which ranks are on one
+    node. For a layout they all are."""
+    from vllm.distributed import parallel_state
+
+    def in_the_same_node_as(pg: Any, source_rank: int = 0) -> list[bool]:
+        return [True] * int(torch.distributed.get_world_size(pg))
+
+    _replace(parallel_state.in_the_same_node_as, in_the_same_node_as)
+
+
+def no_tokenizers() -> None:
+    """`vllm/tokenizers/registry.py` (0.32, 0.33): None where no tokenizer is wanted. Constructors of multimodal models look up
+    the ids of their placeholder tokens, which nothing of a load depends on."""
+    from vllm.tokenizers import registry
+
+    _replace(registry.cached_tokenizer_from_config, lambda *args, **options: AbsentTokenizer())
+
+
+def no_processors() -> None:
+    """`vllm/transformers_utils/processor.py` (0.32, 0.33): models of the Transformers backend ask their processor which inputs
+    they take. Its files may not be beside the weights; its class says it as well."""
+    from vllm.transformers_utils import processor
+
+    load = processor.cached_get_processor
+
+    def get_processor(name: str, *args: Any, **options: Any) -> Any:
+        try:
+            return load(name, *args, **options)
+        except OSError as error:
+            found = absent_processor(name, trust_remote_code=bool(options.get("trust_remote_code")))
+            if found is None:
+                raise error
+            return found
+
+    _replace(load, get_processor)
+
+
+def _replace(old: Any, new: Any) -> None:
+    """Put one object in the place of another wherever a module of vLLM has it by name; modules imported later find the new
+    one."""
+    for module in [m for name, m in sys.modules.items() if name.partition(".")[0] == "vllm"]:
+        for name in [name for name, value in vars(module).items() if value is old]:
+            setattr(module, name, new)
 
 
 def no_fusion_sizes() -> None:

@@ -55,8 +55,6 @@ def start_groups(rank: Rank) -> None:
         return new_group(ranks, timeout, "fake", **options)
 
     dist.new_group = fake_group  # type: ignore[assignment]
-    # "Same node?" is asked through shared memory and a broadcast; for a layout the answer is yes.
-    state.in_the_same_node_as = lambda pg, source_rank=0: [True] * topology.world_size
     make = state.init_model_parallel_group
 
     def quiet_group(

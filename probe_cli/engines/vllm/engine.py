@@ -98,6 +98,9 @@ class VllmEngine:
         compat.inspect_in_process()
         compat.no_ports()
         compat.no_fusion_sizes()
+        compat.no_tokenizers()
+        compat.no_processors()
+        compat.one_node()
         compat.keep_layers_unprocessed()
         if self._target != "cpu":
             compat.import_kernels()

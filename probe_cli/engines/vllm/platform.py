@@ -30,6 +30,8 @@ def prepare_environment() -> None:
         "HUMMING_DISABLE_PARALLEL_BUILD": "1",  # `import humming` starts two compilers otherwise
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # `vllm/models/inkling/nvidia/ops/lamport.py` (0.33): memory shared by all ranks, for a step of serving.
+        "LAMPORT_RS_SCONV": "0",
     }.items():
         os.environ.setdefault(name, value)
 

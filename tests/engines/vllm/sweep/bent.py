@@ -18,11 +18,53 @@ Rules = tuple[tuple[str, "str | None"], ...]
 _DECODER_TWICE: Rules = ((r"^language_model\.model\.model\.", "language_model.model."),)
 BENT: dict[str, Rules] = {
     "AudioFlamingo3ForConditionalGeneration": _DECODER_TWICE,
+    "VibeVoiceAsrForConditionalGeneration": _DECODER_TWICE,
     "GlmAsrForConditionalGeneration": _DECODER_TWICE,
     "Qwen2AudioForConditionalGeneration": _DECODER_TWICE,
     "QianfanOCRForConditionalGeneration": ((r"^language_model\.model\.encoder\.", "language_model.model."),),
     # The 256 experts that compute nothing: transformers' class has weights for them, published checkpoints do not.
     "LongcatFlashForCausalLM": ((r"experts\.(51[2-9]|5[2-9]\d|[67]\d\d)\.", None),),
+    # The way back of transformers' mapping takes the decoder's renamings for the tower's, too.
+    "Cosmos3EdgeForConditionalGeneration": (
+        (r"^(model\.visual\..*\.mlp)\.up_proj\.", r"\1.fc1."),
+        (r"^(model\.visual\..*\.mlp)\.down_proj\.", r"\1.fc2."),
+        (r"^(model\.visual\..*\.self_attn)\.to_([qkv])\.", r"\1.\2_proj."),
+        (r"^(model\.visual\..*\.self_attn)\.to_out\.", r"\1.out_proj."),
+    ),
+    "OlmoHybridForCausalLM": (
+        (r"\.attention_layer_norm\.", ".input_layernorm."),
+        (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
+    ),
+    "KimiLinearForCausalLM": ((r"^model\.layers\.0\.block_sparse_moe\.", "model.layers.0.mlp."),),
+    "MiniMaxM3SparseForConditionalGeneration": (
+        (r"^(vision_tower\..*)\.block_sparse_moe\.", r"\1.mlp."),
+        (r"^(language_model\.model\.layers\.[012])\.block_sparse_moe\.", r"\1.mlp."),
+    ),
+    "ModernVBertModel": ((r"^vision_model\.", "vision_model.vision_model."), (r"^", "model.")),
+    "ColModernVBertForRetrieval": (
+        (r"^vlm\.", "model."),
+        (r"^model\.vision_model\.", "model.vision_model.vision_model."),
+        (r"^embedding_proj_layer\.", "custom_text_proj."),
+    ),
+    "CohereAsrForConditionalGeneration": ((r"^model\.", ""),),
+    "InklingForCausalLM": ((r"\.embed_tokens\.embed_norm\.", ".embed_norm."),),
+    # Mistral's own names, with which it is published beside transformers' ones.
+    "VoxtralForConditionalGeneration": (
+        (r"^language_model\.model\.model\.", "model."),
+        (r"^language_model\.lm_head\.", "lm_head."),
+        (r"^multi_modal_projector\.linear_1\.", "mm_whisper_embeddings.audio_language_projection.0."),
+        (r"^multi_modal_projector\.linear_2\.", "mm_whisper_embeddings.audio_language_projection.2."),
+        (r"^audio_tower\.embed_positions\.", None),
+        (r"^audio_tower\.conv1\.", "mm_whisper_embeddings.whisper_encoder.conv_layers.0."),
+        (r"^audio_tower\.conv2\.", "mm_whisper_embeddings.whisper_encoder.conv_layers.1."),
+        (r"^audio_tower\.layer_norm\.", "mm_whisper_embeddings.whisper_encoder.transformer.norm."),
+        (r"^audio_tower\.layers\.", "mm_whisper_embeddings.whisper_encoder.transformer.layers."),
+        (r"\.self_attn\.out_proj\.", ".attention.wo."),
+        (r"^(mm_whisper.*)\.self_attn\.([qkv])_proj\.", r"\1.attention.w\2."),
+        (r"\.self_attn_layer_norm\.", ".attention_norm."),
+        (r"\.fc([12])\.", r".feed_forward.w\1."),
+        (r"\.final_layer_norm\.", ".ffn_norm."),
+    ),
     "DeepseekV4ForCausalLM": (
         (r"^model\.hc_head\.hc_", "hc_head_"),
         (r"^model\.", ""),

@@ -26,9 +26,12 @@ class Case:
     role: str = "main"
     #: Spread experts over all ranks, if the model has any.
     spread: bool = False
+    #: Engine arguments; `{folder}` in a text stands for the checkpoint's folder.
     arguments: Mapping[str, Any] = field(default_factory=dict)
     #: What was done to the header beyond what transformers saves; it then proves the replay, not the checkpoint.
     bent: str = ""
+    #: The folder has code of its own, which vLLM is to run.
+    own_code: bool = False
     #: To be tried if vLLM does not know the names of this one.
     otherwise: Case | None = None
 

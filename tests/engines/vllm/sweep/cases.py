@@ -13,6 +13,7 @@ from tests.engines.vllm.sweep.bent import BENT, bend, told
 from tests.engines.vllm.sweep.case import Case
 from tests.engines.vllm.sweep.changes import CHANGES
 from tests.engines.vllm.sweep.header_only import Entry, write_checkpoint
+from tests.engines.vllm.sweep.published import OWN_CODE, write_own_code
 from tests.engines.vllm.sweep.quantized import CONFIGS, LAYOUTS, quantize, with_kv_scales
 from tests.engines.vllm.sweep.small_models import config_and_entries
 
@@ -31,13 +32,50 @@ def _architecture_case(name: str) -> Case:
         arguments["runner"] = "pooling"
     if name in ONE_RANK:
         return Case(name, _maker(name), Topology(), 0, arguments=arguments, bent=ONE_RANK[name])
+    own_code = name in OWN_CODE
+    if name in DRAFTERS:
+        return _drafter_case(name, DRAFTERS[name])
     if name in BENT:
         rules = BENT[name]
-        return Case(name, _maker(name, more=bend(rules)), arguments=arguments, spread=True, bent=told(rules))
+        maker = _maker(name, more=bend(rules))
+        return Case(name, maker, arguments=arguments, spread=True, bent=told(rules), own_code=own_code)
+    if name in TRANSPOSED:
+        maker = _maker(name, more=_transposed)
+        return Case(name, maker, arguments=arguments, spread=True, bent="experts transposed, as published")
     published = Case(
         name, _maker(name, prefixes=True), arguments=arguments, spread=True, bent="with the published prefixes"
     )
-    return Case(name, _maker(name), arguments=arguments, spread=True, otherwise=published)
+    return Case(name, _maker(name), arguments=arguments, spread=True, otherwise=published, own_code=own_code)
+
+
+#: Drafters with a checkpoint of their own: the method, and the model that they draft for.
+DRAFTERS = {"MuseGlimmerAssistantModel": ("dflash", "MuseGlimmerForConditionalGeneration")}
+
+
+def _drafter_case(name: str, drafts: tuple[str, str]) -> Case:
+    method, main = drafts
+
+    def make(folder: Path) -> None:
+        _maker(name)(folder)
+        config, _ = config_and_entries(main, CHANGES.get(main, {}))
+        write_checkpoint(folder / "main", config, [])
+
+    speculative = {"method": method, "model": "{folder}", "num_speculative_tokens": 4}
+    arguments = {"dtype": "bfloat16", "hf_config_path": "{folder}/main", "speculative_config": speculative}
+    return Case(name, make, role="draft", arguments=arguments)
+
+
+#: Experts that transformers saves the other way round than they were published, and than vLLM reads them.
+TRANSPOSED = frozenset({"Qwen3VLMoeForConditionalGeneration"})
+
+
+def _transposed(entries: list[Entry]) -> list[Entry]:
+    return [
+        (name, dtype, (shape[0], shape[2], shape[1]))
+        if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
+        else (name, dtype, shape)
+        for name, dtype, shape in entries
+    ]
 
 
 def registered_names() -> list[str]:
@@ -72,6 +110,8 @@ def _maker(
             entries = quantize(entries, LAYOUTS[layout])
             config["quantization_config"] = CONFIGS[layout]
         write_checkpoint(folder, config, entries, ones=ones)
+        if architecture in OWN_CODE:
+            write_own_code(folder)
 
     return make
 

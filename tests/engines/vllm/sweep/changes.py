@@ -15,8 +15,18 @@ CHANGES: dict[str, dict[str, Any]] = {
     "Gemma4ForConditionalGeneration": {"text_config": {"num_hidden_layers": 6}, "vision_config": {}},
     "HunYuanVLForConditionalGeneration": {"text_config": {"head_dim": 128, "use_qk_norm": False}},
     "Lfm2VlForConditionalGeneration": {
-        "text_config": {"block_dim": 2560, "block_ff_dim": 12288, "block_multiple_of": 256}
+        "text_config": {"block_dim": 2560, "block_ff_dim": 12288, "block_multiple_of": 256},
+        "vision_config": {"vision_use_head": False},
     },
+    "MiniMaxM3SparseForConditionalGeneration": {
+        "text_config": {
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention"] * 3 + ["minimax_m3_sparse"],
+            "mlp_layer_types": ["dense"] * 3 + ["sparse"],
+        }
+    },
+    "KimiLinearForCausalLM": {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
+    "NemotronH_Omni_Reasoning_V3": {"vision_config": {"num_hidden_layers": 32}},
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "NemotronForCausalLM": {"num_key_value_heads": 8},
     "Ernie4_5_VLMoeForConditionalGeneration": {"vision_config": {"embed_dim": 1280, "mlp_ratio": 4}},

@@ -11,9 +11,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -151,7 +151,12 @@ def probe_case(case: Case) -> Outcome:
             return outcome
         try:
             checkpoint = Checkpoint.open(folder)
-            options = EngineOptions(target=case.target, role=case.role, arguments=case.arguments)
+            options = EngineOptions(
+                target=case.target,
+                role=case.role,
+                arguments=_in_folder(case.arguments, folder),
+                trust_remote_code=case.own_code,
+            )
             engine = VllmEngine(options)
             ranks = engine.ranks(checkpoint, case.topology)
             if case.spread and experts_of(engine) > 1:
@@ -176,6 +181,14 @@ def probe_case(case: Case) -> Outcome:
         outcome.status = "passed" if summary.applications else "failed"
         outcome.reason = "" if summary.applications else "the load wrote nothing"
     return outcome
+
+
+def _in_folder(value: Any, folder: str) -> Any:
+    if isinstance(value, str):
+        return value.replace("{folder}", folder)
+    if isinstance(value, Mapping):
+        return {name: _in_folder(item, folder) for name, item in value.items()}
+    return value
 
 
 def experts_of(engine: VllmEngine) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tests.engines.vllm.sweep.header_only import Entry, entries_of
+from tests.engines.vllm.sweep.published import as_published
 
 __all__ = ["NoTransformersClass", "config_and_entries", "transformers_class"]
 
@@ -63,7 +64,7 @@ def config_and_entries(
     config.dtype = torch.bfloat16
     document = json.loads(config.to_json_string(use_diff=False))
     document.pop("_attn_implementation_autoset", None)
-    return document, entries_of(saved_state(model, prefixes))
+    return as_published(architecture, document), entries_of(saved_state(model, prefixes))
 
 
 def saved_state(model: Any, prefixes: bool = False) -> dict[str, torch.Tensor]:
