@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from probe_cli.manifest.canonical import canonical_bytes
 from probe_cli.manifest.diff_lists import diff_list, numbered
+from probe_cli.manifest.keys import CONSTANT
 
 __all__ = ["Emit", "compare_layer", "full_name", "layer_signature"]
 
@@ -190,4 +191,4 @@ def _rekey(application: Json) -> Json:
 
 def _subject(layer: str, application: Json) -> tuple[str, str]:
     sources = application["sources"]
-    return sources[0] if len(sources) == 1 else " + ".join(sources), full_name(layer, application["tensor"])
+    return " + ".join(sources) or CONSTANT, full_name(layer, application["tensor"])

@@ -10,7 +10,19 @@ from typing import Any, NamedTuple
 from probe_cli.manifest.canonical import canonical_bytes, digest
 from probe_cli.manifest.schema import Application, Layer
 
-__all__ = ["ContractKey", "application_key", "contract_digest", "contract_of", "describe_selectors", "layer_contract"]
+__all__ = [
+    "CONSTANT",
+    "ContractKey",
+    "application_key",
+    "contract_digest",
+    "contract_of",
+    "describe_selectors",
+    "layer_contract",
+]
+
+
+#: What stands for the sources of an application that has none, for people.
+CONSTANT = "(a constant)"
 
 
 class ContractKey(NamedTuple):
@@ -28,7 +40,7 @@ class ContractKey(NamedTuple):
         return f"{self.layer}.{self.tensor}" if self.layer else self.tensor
 
     def __str__(self) -> str:
-        text = f"{' + '.join(self.sources) or '(no source)'} -> {self.full_tensor}"
+        text = f"{' + '.join(self.sources) or CONSTANT} -> {self.full_tensor}"
         chosen = describe_selectors(json.loads(self.selectors))
         return f"{text} [{chosen}]" if chosen else text
 

@@ -101,7 +101,8 @@ class Write(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Application(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One key of a layer's contract, required `count` times. The key is (sources, layer, tensor, selectors)."""
 
-    #: Canonical names, in the order in which they were joined; almost always one.
+    #: Canonical names, in the order in which they were joined; almost always one. None for a constant: a value that
+    #: `load_weights` made itself, after the last source.
     sources: tuple[Name, ...]
     #: Name of the destination within the layer.
     tensor: Name

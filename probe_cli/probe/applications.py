@@ -143,13 +143,14 @@ class Collector:
         direct: bool,
     ) -> None:
         attribution: Literal["storage", "stream"] = "storage"
-        if not sources:
-            if self.recorder.current is None:
-                raise self.recorder.fail(
-                    f"a weight loader writes {owned.full_name} with a value that comes from no source, while no source "
-                    f"is being loaded, at {code_line()}"
-                )
+        if not sources and self.recorder.current is not None:
             sources, attribution = (self.recorder.current,), "stream"
+        elif not sources and self.recorder.values_taken:  # else it is a constant of the loading code's own
+            raise self.recorder.fail(
+                f"a weight loader writes {owned.full_name} with a value that comes from no source, while no source "
+                f"is being loaded, at {code_line()}; it may be made of values of sources that the load has read",
+                hint="load it while the source that it is made of is being loaded",
+            )
         self.consumed.update(sources)
         key = (sources, owned.name, canonical_bytes(selectors) if selectors else b"")
         layer = self.contracts.setdefault(owned.layer, {})

@@ -62,6 +62,8 @@ class Ledger:
         #: The parameter and the arguments of the loader call that is running.
         self.call: tuple[torch.Tensor | None, tuple[Any, ...]] | None = None
         self.current: int | None = None
+        #: The load has seen the value of a source: what it makes from now on may be made of it.
+        self.values_taken = False
         #: The first error, for loading code that swallows exceptions.
         self.failure: ProbeError | None = None
         self._stand_ins: dict[int, torch.Tensor] = {}
@@ -130,6 +132,8 @@ class Ledger:
 
     def real_value(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
         """The tensor with its real values, or the error that names source, operator and line."""
+        if self.sources_of(tensor):
+            self.values_taken = True
         try:
             return self.values.of(tensor)
         except ProbeError as reason:

@@ -76,8 +76,10 @@ class Recorder(Ledger, DispatchMode):
                 return target
         if func is _ITEM:  # expert maps are asked tens of thousands of times
             tensor = args[0]
-            if tensor.device.type == "cpu" and storage_key(tensor) not in self.values.stale:
-                return func(tensor)
+            if tensor.device.type == "cpu":
+                key = storage_key(tensor)
+                if key not in self.values.stale and key not in self.origins:
+                    return func(tensor)
         info = op_info(func)
         if info.kind is Kind.VIEW:
             return func(*args, **kwargs)

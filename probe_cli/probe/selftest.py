@@ -104,7 +104,7 @@ def _sampled(manifest: Manifest, samples: int) -> list[_Sample]:
     """Applications of as many sorts (layer class, tensor, selectors' names) as there are, spread evenly within each."""
     sorts: dict[tuple[str, ...], list[tuple[str, Application]]] = {}
     for layer in manifest.layers:
-        for application in layer.applications:
+        for application in filter(lambda a: a.sources, layer.applications):
             sort = (layer.class_name, application.tensor, *sorted(application.selectors), str(len(application.sources)))
             sorts.setdefault(sort, []).append((layer.name, application))
     per_sort = -(-samples // max(1, len(sorts)))

@@ -245,9 +245,7 @@ class Recording(DispatchMode):
         direct: bool,
     ) -> None:
         attribution: Literal["storage", "stream"] = "storage"
-        if not sources:
-            if self._current is None:
-                raise ReloadError(f"a weight loader writes {owned.full_name} with a value that comes from no source")
+        if not sources and self._current is not None:
             sources, attribution = (self._current,), "stream"
         key = (owned.layer, owned.name, sources, canonical_bytes(selectors) if selectors else b"")
         found = self._keys.get(key)

@@ -105,6 +105,7 @@ def recorded_manifest(
 
 def _application(key: RecordedKey) -> Application:
     own = key.owned.full_name
+    source = 0 if key.sources else None
     return Application(
         sources=key.sources,
         tensor=key.owned.name,
@@ -112,7 +113,10 @@ def _application(key: RecordedKey) -> Application:
         count=key.count,
         direct=key.direct,
         attribution=key.attribution,
-        writes=tuple(Write(dst=view, tensor=None if name == own else name, exact=False) for name, view in key.writes),
+        writes=tuple(
+            Write(source=source, dst=view, tensor=None if name == own else name, exact=False)
+            for name, view in key.writes
+        ),
     )
 
 

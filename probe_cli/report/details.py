@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from probe_cli.manifest import Manifest
-from probe_cli.manifest.keys import describe_selectors
+from probe_cli.manifest.keys import CONSTANT, describe_selectors
 from probe_cli.manifest.patterns import fold_text
 from probe_cli.manifest.schema import Application, Coverage, TensorEntry
 from probe_cli.report.geometry import box_text, shape_text, write_text
@@ -66,7 +66,7 @@ def coverage_text(coverage: Coverage | None, shape: tuple[int, ...]) -> str:
 
 def application_lines(application: Application, shapes: dict[str, tuple[int, ...]], tensor: TensorEntry) -> list[str]:
     """An application as one line, or a line per write if there are several."""
-    head = " + ".join(application.sources)
+    head = " + ".join(application.sources) or CONSTANT
     selectors = describe_selectors(application.selectors)
     if selectors:
         head += f" [{selectors}]"

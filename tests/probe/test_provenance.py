@@ -103,12 +103,31 @@ def test_a_constant_written_while_a_source_is_loaded_is_attributed_by_the_stream
     assert _parts(application) == [(None, None, None)]
 
 
-def test_a_constant_after_the_stream_is_over_belongs_to_nobody(tmp_path: Path) -> None:
+def test_a_constant_after_the_stream_is_over_is_an_application_without_sources(tmp_path: Path) -> None:
+    """Whisper: zero biases for keys, which no checkpoint has."""
+
     def load(model: Any, weights: Any) -> None:
-        for _ in weights:
-            pass
-        model.p.weight_loader = lambda param: param.data.fill_(1.0)
-        model.p.weight_loader(model.p)
+        for name, value in weights:
+            if name == "a":
+                model.q.weight_loader(model.q, value)
+        model.p.weight_loader(model.p, torch.zeros(4), "k")
+
+    manifest = probe(_model(load), _checkpoint(tmp_path), verify=True)
+    assert _keys(manifest) == [(("a",), "q"), ((), "p")]
+    constant = next(a for a in applications(manifest) if not a.sources)
+    assert (constant.attribution, constant.direct, constant.selectors) == ("storage", False, {"part": "k"})
+    assert _parts(constant) == [(None, None, None)]
+    assert manifest.summary.unfed == 0 and [source.name for source in manifest.sources] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "take", [torch.Tensor.item, lambda value: value.cpu().item()], ids=["item", "through the host"]
+)
+def test_what_may_be_made_of_a_value_that_was_read_is_no_constant(take: Callable[..., float], tmp_path: Path) -> None:
+    def load(model: Any, weights: Any) -> None:
+        held = dict(weights)
+        largest = take(held["b"].amax())
+        model.p.weight_loader(model.p, torch.full((4,), largest))
 
     with pytest.raises(ProbeError, match=r"writes p with a value that comes from no source, while no source is being"):
         probe(_model(load), _checkpoint(tmp_path))

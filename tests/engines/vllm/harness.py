@@ -69,7 +69,9 @@ class ChildFailed(AssertionError):
         self.message = message
 
 
-def probe_rank(folder: Path, rank: Rank, engine: VllmEngine, *, verify: bool = False) -> tuple[Manifest, dict[str, str]]:
+def probe_rank(
+    folder: Path, rank: Rank, engine: VllmEngine, *, verify: bool = False
+) -> tuple[Manifest, dict[str, str]]:
     """The manifest of one rank, and its unused sources with their reasons."""
     checkpoint = Checkpoint.open(folder)
     engine.ranks(checkpoint, rank.topology)

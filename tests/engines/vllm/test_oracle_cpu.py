@@ -18,11 +18,7 @@ pytestmark = pytest.mark.vllm
 DENSE = [(Topology(), 0), (Topology(tp=2), 1)]
 SPARSE = [(Topology(tp=2), 0), (Topology(tp=2, ep=2), 1)]
 MOE = {"qwen3-moe", "mixtral", "deepseek-v2", "deepseek-v3", "gpt-oss", "granitemoehybrid"}
-RUNS = [
-    (name, topology, index)
-    for name in MODELS
-    for topology, index in (SPARSE if name in MOE else DENSE)
-]
+RUNS = [(name, topology, index) for name in MODELS for topology, index in (SPARSE if name in MOE else DENSE)]
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,12 @@ def _architecture_case(name: str) -> Case:
         maker = _maker(name, more=_transposed)
         return Case(name, maker, arguments=arguments, spread=True, bent="experts transposed, as published")
     published = Case(
-        name, _maker(name, prefixes=True), arguments=arguments, spread=True, bent="with the published prefixes"
+        name,
+        _maker(name, prefixes=True),
+        arguments=arguments,
+        spread=True,
+        bent="with the published prefixes",
+        own_code=own_code,
     )
     return Case(name, _maker(name), arguments=arguments, spread=True, otherwise=published, own_code=own_code)
 

@@ -26,6 +26,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         }
     },
     "KimiLinearForCausalLM": {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
+    "Molmo2ForConditionalGeneration": {"text_config": {"num_hidden_layers": 4}},
     "NemotronH_Omni_Reasoning_V3": {"vision_config": {"num_hidden_layers": 32}},
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "NemotronForCausalLM": {"num_key_value_heads": 8},

@@ -25,6 +25,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         },
     },
     "Step3p7ForConditionalGeneration": {
+        "text_config": {
+            "architectures": ["Step3p5ForCausalLM"], "use_moe": True, "use_moe_router_bias": True, "need_fp32_gate": True,
+            "norm_expert_weight": True, "moe_router_activation": "sigmoid", "moe_layers_enum": "3",
+            "use_head_wise_attn_gate": True,
+        },
         "vision_config": {
             "hidden_act": "quick_gelu", "width": 1536, "layers": _LAYERS, "heads": 16, "mlp_ratio": 8960 / 1536,
             "output_dim": None, "ls_init_value": 0.1, "use_abs_posemb": True, "use_cls_token": False, "use_rope2d": True,
@@ -81,11 +86,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "Molmo2ForConditionalGeneration": {
         "vit_config": {
-            "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": _LAYERS, "num_attention_heads": 16,
+            "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
             "num_key_value_heads": 16, "head_dim": 72, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6,
             "image_default_input_size": [378, 378], "image_patch_size": 14, "image_num_pos": 729,
         },
-        "adapter_config": {"vit_layers": [-1, -2], "pooling_attention_mask": True},
+        "adapter_config": {"vit_layers": [-3, -9], "pooling_attention_mask": True},
         "text_config": {
             "qkv_bias": False, "use_qk_norm": True, "layer_norm_eps": 1e-6, "rope_theta": 1000000.0,
         },
@@ -93,7 +98,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "NemotronH_Omni_Reasoning_V3": {
         "patch_size": 16, "template": "nemotron", "ps_version": "v2", "image_tag_type": "internvl", "vit_hidden_size": 1280,
         "force_image_size": 512, "text_config": {"dtype": "bfloat16"},
-        "vision_config": {"args": {"model": "vit_huge_patch16_224", "cpe_max_size": 2048}}, "norm_mean": [0.48, 0.46, 0.41], "norm_std": [0.27, 0.26, 0.28],
+        "vision_config": {"args": {"model": "vit_huge_patch16_224", "cpe_max_size": 2048, "register_multiple": 10}},
+        "norm_mean": [0.48, 0.46, 0.41], "norm_std": [0.27, 0.26, 0.28],
     },
 }  # fmt: skip
 
