@@ -54,9 +54,9 @@ class ColdLoad:
         #: Layer -> what its processing changed beside parameters and buffers.
         self.changes: dict[str, list[Change]] = {}
 
-    def loaded(self, manifest: Manifest) -> None:
+    def loaded(self, manifest: Manifest, *, every_layer: bool = False) -> None:
         """The weights are there and not yet processed: keep what no source brings, for layers that will be
-        processed."""
+        processed. In others the live tensors still have it; `every_layer` is for live memory that may be given up."""
         self.layout = LoadedLayout(self.model, self.hooks_of.has_hook)
         fed = fed_tensors(Contract(manifest))
         coverage = {
@@ -65,7 +65,7 @@ class ColdLoad:
             for tensor in layer.tensors
         }
         for layer in self.layout.layers.values():
-            if not self.hooks_of.has_hook(layer.name, layer.module):
+            if not every_layer and not self.hooks_of.has_hook(layer.name, layer.module):
                 continue
             for tensor in layer.tensors.values():
                 live = live_tensor(layer.module, tensor)

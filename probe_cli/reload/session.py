@@ -177,6 +177,19 @@ class ReloadSession:
         """The receipt of the last update, finished or failed."""
         return self.receipts[-1] if self.receipts else None
 
+    def invalidate(self, reason: str) -> None:
+        """The live weights are lost: the model is undefined until a full update. An update under way is aborted."""
+        active = _active.get(self.model)
+        if active is not None and active.session is self:
+            active.abort(reason)
+        with _registry_lock:
+            _undefined[self.model] = reason
+
+    def revalidate(self) -> None:
+        """All weights were written anew by means that this session does not see: the model is as good as those are."""
+        with _registry_lock:
+            _undefined.pop(self.model, None)
+
     def close(self) -> None:
         """End the session. An update under way is aborted."""
         active = _active.get(self.model)

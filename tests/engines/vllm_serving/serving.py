@@ -82,7 +82,9 @@ class Served:
 
 
 @contextmanager
-def serve(folder: Path, manifest: str | None = None, *, env: dict[str, str] | None = None, **arguments: Any) -> Iterator[Served]:
+def serve(
+    folder: Path, manifest: str | None = None, *, env: dict[str, str] | None = None, **arguments: Any
+) -> Iterator[Served]:
     """An engine on a checkpoint; `manifest` is what `PROBE_MANIFEST` says."""
     from probe_cli.engines.vllm.serving.patches import install, install_dummy_loader
 

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,9 @@ def client(folders: tuple[Path, Path], cold: Any, tmp_path_factory: pytest.TempP
 def tokens(client: Client) -> list[str]:
     found = []
     for prompt in PROMPTS:
-        code, body = client.post("/v1/completions", model="m", prompt=prompt, max_tokens=16, temperature=0, ignore_eos=True)
+        code, body = client.post(
+            "/v1/completions", model="m", prompt=prompt, max_tokens=16, temperature=0, ignore_eos=True
+        )
         assert code == 200, body
         found.append(body["choices"][0]["text"])
     return found
@@ -156,6 +159,27 @@ def test_the_error_body_names_what_is_missing(client: Client, folders: tuple[Pat
     status = client.rpc("probe_manifest_receipt")[0]
     assert status["state"] == "undefined" and len(status["receipt"]["missing"]) == 2
     assert client.get("/health")[0] == 200
+
+
+def test_undefined_weights_answer_no_request(client: Client, folders: tuple[Path, Path]) -> None:
+    client.update(folders[1], MISSING)
+    code, body = client.post("/v1/completions", model="m", prompt=PROMPTS[0], max_tokens=4)
+    assert (code, "choices" in body) == (500, False)
+    assert client.get("/health")[0] == 200
+    assert client.update(folders[1])[0] == 200
+    assert len(tokens(client)) == 2
+
+
+def test_a_request_under_way_ends_when_an_update_fails(client: Client, folders: tuple[Path, Path]) -> None:
+    assert client.post("/pause?mode=keep")[0] == 200  # so that it is still there when the update fails
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(client.post, "/v1/completions", model="m", prompt=PROMPTS[0], max_tokens=4)
+        time.sleep(0.5)
+        client.update(folders[1], MISSING)
+        assert waiting.result(60)[0] == 500
+    assert client.post("/resume")[0] == 200
+    assert client.update(folders[1])[0] == 200
+    assert len(tokens(client)) == 2
 
 
 def test_a_retry_repairs_and_the_generation_counts_on(client: Client, folders: tuple[Path, Path], cold: Any) -> None:

@@ -44,7 +44,9 @@ def test_the_first_load_is_the_same_with_the_plugin(served: Served, folders: tup
     assert served.status["state"] == "ready" and served.status["generation"] == 0
 
 
-def test_a_reload_of_the_same_weights_changes_nothing_case_29(served: Served, folders: tuple[Path, Path], cold: Any) -> None:
+def test_a_reload_of_the_same_weights_changes_nothing_case_29(
+    served: Served, folders: tuple[Path, Path], cold: Any
+) -> None:
     served.reload(weights_path=str(folders[0]))
     assert (served.digests, served.tokens()) == cold(folders[0])
 
@@ -65,7 +67,9 @@ def test_after_an_update_the_engine_is_what_a_cold_one_would_be(
     assert served.status["receipt"]["missing"] == ()
 
 
-def test_missing_tensors_are_named_and_a_full_update_repairs(served: Served, folders: tuple[Path, Path], cold: Any) -> None:
+def test_missing_tensors_are_named_and_a_full_update_repairs(
+    served: Served, folders: tuple[Path, Path], cold: Any
+) -> None:
     from probe_cli.errors import IncompleteUpdate
 
     with pytest.raises(IncompleteUpdate) as failure:
@@ -102,7 +106,9 @@ def test_an_empty_update_fails_and_touches_nothing(served: Served, folders: tupl
     assert (served.digests, served.tokens()) == cold(folders[0])
 
 
-def test_a_stream_that_breaks_is_rolled_back_or_undefined_and_repaired(served: Served, folders: tuple[Path, Path], cold: Any) -> None:
+def test_a_stream_that_breaks_is_rolled_back_or_undefined_and_repaired(
+    served: Served, folders: tuple[Path, Path], cold: Any
+) -> None:
     def broken() -> Iterator[tuple[str, Any]]:
         for index, item in enumerate(tensors(folders[1]).items()):
             if index == 40:

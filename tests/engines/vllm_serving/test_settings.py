@@ -17,7 +17,7 @@ from probe_cli.errors import UsageError
 def test_without_variables_nothing_is_asked_for() -> None:
     settings = Settings.read({})
     assert not settings.active
-    assert settings == Settings(None, None, "refuse", "layer", None, None, True, 60.0)
+    assert settings == Settings(None, None, "refuse", "layer", None, None, True, 60.0, "refuse")
 
 
 def test_every_variable_is_read() -> None:
@@ -31,9 +31,10 @@ def test_every_variable_is_read() -> None:
             "PROBE_MANIFEST_STAGING_BYTES": "1024",
             "PROBE_MANIFEST_AUDIT": "0",
             "PROBE_MANIFEST_VOTE_TIMEOUT": "2.5",
+            "PROBE_MANIFEST_ON_UNDEFINED": "serve",
         }
     )
-    assert settings == Settings("manifests/", "draft/", "warn", "model", Path("/r"), 1024, False, 2.5)
+    assert settings == Settings("manifests/", "draft/", "warn", "model", Path("/r"), 1024, False, 2.5, "serve")
     assert settings.active and not settings.refuses
     assert (settings.source("main"), settings.source("draft")) == ("manifests/", "draft/")
 
@@ -47,6 +48,7 @@ def test_a_draft_model_without_a_manifest_of_its_own_is_recorded() -> None:
     [
         ("PROBE_MANIFEST_ON_MISMATCH", "ignore", "expected one of refuse, warn"),
         ("PROBE_MANIFEST_COMMIT", "all", "expected one of layer, model"),
+        ("PROBE_MANIFEST_ON_UNDEFINED", "yes", "expected one of refuse, serve"),
         ("PROBE_MANIFEST_STAGING_BYTES", "2GB", "is not a number"),
         ("PROBE_MANIFEST_STAGING_BYTES", "-1", "more than 0"),
         ("PROBE_MANIFEST_VOTE_TIMEOUT", "soon", "is not a number"),

@@ -44,14 +44,19 @@ def changed(manifest: Path, to: Path, change: Any) -> Path:
 MISMATCHES = {
     "version": (lambda v: v["engine"].update(version="0.33.0"), "engine version: the manifest was built with 0.33.0"),
     "target": (lambda v: v["engine"].update(target="h200"), "engine target: the manifest was built with h200"),
-    "model": (lambda v: v["model"].update({"class": "LlamaForCausalLM"}), "model: the manifest is for LlamaForCausalLM"),
+    "model": (
+        lambda v: v["model"].update({"class": "LlamaForCausalLM"}),
+        "model: the manifest is for LlamaForCausalLM",
+    ),
     "layer": (lambda v: v["layers"].pop(3), "in the model, not in the manifest"),
     "shape": (lambda v: v["layers"][0]["tensors"][0].update(shape=[8, 8]), "the manifest says BF16[8, 8]"),
 }
 
 
 @pytest.mark.parametrize("kind", MISMATCHES)
-def test_another_models_manifest_is_refused(folders: tuple[Path, Path], manifest: Path, tmp_path: Path, kind: str) -> None:
+def test_another_models_manifest_is_refused(
+    folders: tuple[Path, Path], manifest: Path, tmp_path: Path, kind: str
+) -> None:
     from probe_cli.errors import ReloadError
 
     change, said = MISMATCHES[kind]

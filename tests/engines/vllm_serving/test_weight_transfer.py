@@ -65,7 +65,9 @@ def test_an_update_in_chunks_ends_as_a_cold_load_would(
     assert (served.digests, served.tokens()) == cold(folders[1])
 
 
-def test_finish_names_what_is_missing_and_a_retry_repairs(served: Served, folders: tuple[Path, Path], cold: Any) -> None:
+def test_finish_names_what_is_missing_and_a_retry_repairs(
+    served: Served, folders: tuple[Path, Path], cold: Any
+) -> None:
     served.llm.start_weight_update()
     Sender(served, folders[1]).send(10, MISSING)
     with pytest.raises(Exception, match="2 applications missing") as failure:
@@ -79,7 +81,9 @@ def test_finish_names_what_is_missing_and_a_retry_repairs(served: Served, folder
     assert (served.digests, served.tokens()) == cold(folders[1])
 
 
-def test_a_chunk_that_fails_ends_the_update_and_the_next_one_works(served: Served, folders: tuple[Path, Path], cold: Any) -> None:
+def test_a_chunk_that_fails_ends_the_update_and_the_next_one_works(
+    served: Served, folders: tuple[Path, Path], cold: Any
+) -> None:
     sender = Sender(served, folders[0])
     served.llm.start_weight_update()
     sender.chunk(sender.names[:3])
@@ -91,7 +95,9 @@ def test_a_chunk_that_fails_ends_the_update_and_the_next_one_works(served: Serve
     assert (served.digests, served.tokens()) == cold(folders[0])
 
 
-def test_between_chunks_the_old_weights_serve_until_their_layer_is_complete(served: Served, folders: tuple[Path, Path]) -> None:
+def test_between_chunks_the_old_weights_serve_until_their_layer_is_complete(
+    served: Served, folders: tuple[Path, Path]
+) -> None:
     before = served.digests
     sender = Sender(served, folders[1])
     served.llm.start_weight_update()

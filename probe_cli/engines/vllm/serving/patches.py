@@ -13,6 +13,7 @@ from torch import nn
 
 from probe_cli.engines.vllm.serving.answers import read_all_answers
 from probe_cli.engines.vllm.serving.extra_config import ExtraConfig, take_extra_config
+from probe_cli.engines.vllm.serving.guard import ask_after_call, ask_after_wake, refuse_callers, refuse_requests
 from probe_cli.engines.vllm.serving.points import OWN_PLANS, POINTS, Point, resolve
 from probe_cli.engines.vllm.serving.settings import Settings
 from probe_cli.engines.vllm.serving.tracked import TrackedModel, tracked
@@ -35,10 +36,16 @@ def install() -> None:
     _replace("begin", _begin)
     _replace("finish", _finish)
     _replace("worker_finish", _worker_finish)
+    _replace("sleep", _sleep)
     _replace("executor", read_all_answers)
+    _replace("call", ask_after_call)
+    _replace("wake", ask_after_wake)
+    _replace("request", refuse_requests)
+    _replace("caller", refuse_callers)
     worker, _, _ = resolve(Point(POINTS["worker"].module, "WorkerBase.__init__", ""))
     worker.probe_manifest_receipt = probe_manifest_receipt
     worker.probe_manifest_digests = probe_manifest_digests
+    worker.probe_manifest_undefined = probe_manifest_undefined
 
 
 def install_dummy_loader() -> None:
@@ -124,6 +131,8 @@ def _finish(original: Callable[..., None]) -> Callable[..., None]:
         found = tracked(model)
         if found is None or found.session is None or _has_own_plan(sys._getframe(1).f_globals, model):
             original(model, *args, **kwargs)
+            if found is not None and found.session is not None:
+                found.session.revalidate()
         else:
             found.finish()
 
@@ -160,18 +169,40 @@ def _worker_finish(original: Callable[[Any], None]) -> Callable[[Any], None]:
     return finish_weight_update
 
 
+def _sleep(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def sleep(self: Any, level: int = 1) -> None:
+        original(self, level)
+        if level == 2:
+            for found in _tracked_models(self):
+                found.discarded()
+
+    return sleep
+
+
 def _models_of(worker: Any) -> list[nn.Module]:
     draft = getattr(worker.model_runner, "get_draft_model", None)
     found = [worker.get_model(), draft() if callable(draft) else None]
     return [model for model in found if model is not None]
 
 
+def _tracked_models(worker: Any) -> list[TrackedModel]:
+    return [found for model in _models_of(worker) if (found := tracked(model)) is not None]
+
+
 def probe_manifest_receipt(self: Any) -> dict[str, Any]:
     """A worker's method for `collective_rpc`: what it tracks, the state of its weights, and the last receipt."""
-    states = [found.status for model in _models_of(self) if (found := tracked(model)) is not None]
+    states = [found.status for found in _tracked_models(self)]
     if not states:
         return {"tracked": False, "reason": "PROBE_MANIFEST is not set", "state": "untracked", "generation": 0}
     return states[0] | ({"draft": states[1]} if len(states) > 1 else {})
+
+
+def probe_manifest_undefined(self: Any) -> str:
+    """A worker's method for `collective_rpc`: why its weights must not serve; empty if they may. A draft model does not count: the
+    main model judges every token that it proposes."""
+    found = tracked(self.get_model())
+    return "" if found is None else found.undefined
 
 
 def probe_manifest_digests(self: Any) -> dict[str, str]:

@@ -39,8 +39,19 @@ POINTS: dict[str, Point] = {
     "worker_finish": Point(
         "vllm.v1.worker.gpu_worker", "Worker.finish_weight_update", "a failed end must not leave the update open"
     ),
+    "sleep": Point("vllm.v1.worker.gpu_worker", "Worker.sleep", "level 2 discards the weights"),
+    "call": Point("vllm.v1.engine.core", "EngineCore.collective_rpc", "an update may have left the weights undefined"),
+    "wake": Point("vllm.v1.engine.core", "EngineCore.wake_up", "an engine that slept at level 2 has no weights"),
+    "request": Point("vllm.v1.engine.core", "EngineCore.add_request", "undefined weights do not generate"),
+    "caller": Point(
+        "vllm.v1.engine.llm_engine",
+        "LLMEngine.add_request",
+        "the same, before a request is noted in the caller's process",
+    ),
     "executor": Point(
-        "vllm.v1.executor.multiproc_executor", "MultiprocExecutor.collective_rpc", "a failed call must not leave answers unread"
+        "vllm.v1.executor.multiproc_executor",
+        "MultiprocExecutor.collective_rpc",
+        "a failed call must not leave answers unread",
     ),
     "worker": Point("vllm.v1.worker.worker_base", "WorkerBase", "answers `collective_rpc`"),
     "dummy": Point(f"{_LOADER}.dummy_loader", "DummyModelLoader.__init__", "takes no extra config of its own"),

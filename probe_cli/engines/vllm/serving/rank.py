@@ -14,33 +14,61 @@ from probe_cli.manifest.schema import EngineIdentity
 from probe_cli.probe.live import torch_version
 from probe_cli.topology import Rank, Topology
 
-__all__ = ["engine_identity", "peers", "rank_of"]
+__all__ = ["engine_identity", "peers", "rank_of", "rank_within", "replica_of"]
 
 
 def rank_of(config: Any) -> Rank:
     """This worker's rank. Reads vLLM's groups, which exist once a worker has begun to load.
 
-    Data parallel ranks share one contract unless experts are spread over them, so `dp` counts only then.
+    Data parallel replicas of a mixture of experts are ranks of one topology: experts are spread over all of them, whole with
+    expert parallelism and in slices without (`FusedMoEParallelConfig.make`, vLLM 0.32 and 0.33). To a dense model vLLM shows no
+    replicas at all (`ParallelConfig.reconfigure_for_independent_dp_rank`).
     """
     parallel = config.parallel_config
-    tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    expert_parallel = bool(parallel.enable_expert_parallel)
-    dp = parallel.data_parallel_size if expert_parallel else 1
-    topology = Topology(tp=tp, pp=pp, dp=dp, ep=tp * dp if expert_parallel else 1)
+    tp, pp, dp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.data_parallel_size
+    topology = Topology(tp=tp, pp=pp, dp=dp, ep=tp * dp if parallel.enable_expert_parallel else 1)
     place = parallel_state.get_pp_group().rank_in_group * tp + parallel_state.get_tp_group().rank_in_group
     return topology.rank((parallel.data_parallel_rank if dp > 1 else 0) * tp * pp + place)
 
 
+def rank_within(topology: Topology, config: Any, model_config: Any) -> Rank:
+    """This worker's rank in the topology of a manifest that is offered to it.
+
+    A dense model's replica is an engine of its own, with one contract for all: a manifest built with `--dp` fits each of them.
+    """
+    rank = rank_of(config)
+    own = rank.topology
+    alone = own.dp == 1 and not model_config.is_moe
+    if alone and topology.dp > 1 and (topology.tp, topology.pp, topology.ep) == (own.tp, own.pp, own.ep):
+        return topology.rank(replica_of(config) % topology.dp * own.tp * own.pp + rank.index)
+    return rank
+
+
+def replica_of(config: Any) -> int:
+    """The number of this engine among the data parallel replicas; 0 where there is one."""
+    return int(getattr(config.parallel_config, "data_parallel_index", 0) or 0)
+
+
 def peers(config: Any) -> Any:
-    """The process group (on the host) of all workers that take one update together, None where there is one worker."""
+    """The process group (on the host) of all workers that take one update together, None where there is one worker.
+
+    Replicas answer each for itself: while one waits for a vote, others may wait for it in a collective of their model.
+    """
     parallel = config.parallel_config
-    size = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-    if size == 1:
+    tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    if tp * pp == 1:
         return None
-    world, tp = parallel_state.get_world_group(), parallel_state.get_tp_group()
-    if world.world_size == size:
+    world = parallel_state.get_world_group()
+    if world.world_size == tp * pp:
         return world.cpu_group
-    return tp.cpu_group if tp.world_size == size else None
+    if pp == 1:
+        return parallel_state.get_tp_group().cpu_group
+    if tp == 1:
+        return parallel_state.get_pp_group().cpu_group
+    first = world.rank - world.rank % (tp * pp)  # ranks of a replica follow each other (vLLM's order)
+    return torch.distributed.new_group(
+        list(range(first, first + tp * pp)), backend="gloo", use_local_synchronization=True
+    )
 
 
 def engine_identity(config: Any, like: str | None = None) -> EngineIdentity:

@@ -18,11 +18,12 @@ _log = logging.getLogger("probe_cli.vllm")
 
 
 class ReceiptLog:
-    """Files are named `receipt-rank0-update1.json`; those of a draft model `receipt-draft-rank0-update1.json`."""
+    """Files are named `receipt-rank0-update1.json`; those of a draft model `receipt-draft-rank0-update1.json`, those of a second
+    data parallel replica `receipt-dp1-rank0-update1.json`."""
 
-    def __init__(self, folder: Path | None, role: str) -> None:
+    def __init__(self, folder: Path | None, role: str, replica: int = 0) -> None:
         self._folder = folder
-        self._prefix = "receipt-" if role == "main" else f"receipt-{role}-"
+        self._prefix = f"receipt-{f'dp{replica}-' if replica else ''}{f'{role}-' if role != 'main' else ''}"
 
     def add(self, receipt: Receipt) -> None:
         """Write the file, if files are wanted. A folder that cannot be written to is told of, and harms no update."""

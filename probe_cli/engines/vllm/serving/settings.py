@@ -16,13 +16,15 @@ RECORD = "record"
 _CHOICES = {
     "PROBE_MANIFEST_ON_MISMATCH": ("refuse", "warn"),
     "PROBE_MANIFEST_COMMIT": ("layer", "model"),
+    "PROBE_MANIFEST_ON_UNDEFINED": ("refuse", "serve"),
 }
 
 
 @dataclass(frozen=True)
 class Settings:
     """`manifest` and `draft` are a path, "record" or None. `on_mismatch`: "refuse" or "warn". `commit`: "layer" publishes each
-    layer when it is complete, "model" all at the end or none. `receipts`: a folder for receipts."""
+    layer when it is complete, "model" all at the end or none. `on_undefined`: "refuse" requests while the weights are a mixture of
+    two updates, or "serve" them. `receipts`: a folder for receipts."""
 
     manifest: str | None = None
     draft: str | None = None
@@ -32,6 +34,7 @@ class Settings:
     staging_bytes: int | None = None
     audit: bool = True
     timeout: float = 60.0
+    on_undefined: str = "refuse"
 
     @property
     def active(self) -> bool:
@@ -63,6 +66,7 @@ class Settings:
             staging_bytes=_number(env, "PROBE_MANIFEST_STAGING_BYTES", int),
             audit=env.get("PROBE_MANIFEST_AUDIT", "1") not in ("0", "false", "no"),
             timeout=_number(env, "PROBE_MANIFEST_VOTE_TIMEOUT", float) or 60.0,
+            on_undefined=_choice(env, "PROBE_MANIFEST_ON_UNDEFINED"),
         )
 
 

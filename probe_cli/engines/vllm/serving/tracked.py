@@ -13,13 +13,14 @@ from torch import nn
 
 from probe_cli.engines.vllm.serving.probing import loading_context, probe_live
 from probe_cli.engines.vllm.serving.processing import VllmProcessing
-from probe_cli.engines.vllm.serving.rank import engine_identity, peers, rank_of
+from probe_cli.engines.vllm.serving.rank import engine_identity, peers, rank_of, rank_within, replica_of
 from probe_cli.engines.vllm.serving.receipts import ReceiptLog
 from probe_cli.engines.vllm.serving.refusals import refusals
 from probe_cli.engines.vllm.serving.settings import RECORD, Settings
 from probe_cli.engines.vllm.serving.sources import NotedSources, headers_of
 from probe_cli.errors import ProbeManifestError, ReloadError
 from probe_cli.manifest import Manifest
+from probe_cli.manifest.read import read_any
 from probe_cli.reload import ColdLoad, ReloadSession, Update
 from probe_cli.reload.cold import Residue
 from probe_cli.reload.verify import placement
@@ -66,7 +67,7 @@ class TrackedModel:
         self.reason = ""
         #: Full updates that have succeeded since the start.
         self.generation = 0
-        self.log = ReceiptLog(settings.receipts, role)
+        self.log = ReceiptLog(settings.receipts, role, replica_of(config))
         self._config = config
         self._model_config = model_config
         self._update: Update | None = None
@@ -106,7 +107,7 @@ class TrackedModel:
             self._refuse()
             manifest = self._manifest()
             cold = ColdLoad(self.model, self._processing())
-            cold.loaded(manifest)
+            cold.loaded(manifest, every_layer=self._may_sleep)
             self._keep_on_host(cold)
         except ProbeManifestError as error:
             self._give_up(error)
@@ -126,6 +127,10 @@ class TrackedModel:
             manifest.contract_digest[:19], time.perf_counter() - started,
         )  # fmt: skip
 
+    @property
+    def _may_sleep(self) -> bool:
+        return bool(getattr(self._model_config, "enable_sleep_mode", False))
+
     @staticmethod
     def _keep_on_host(cold: ColdLoad) -> None:
         # Level 2 of vLLM's sleep mode discards all device memory that was taken while the model was loaded.
@@ -143,7 +148,10 @@ class TrackedModel:
     def _manifest(self) -> Manifest:
         source = self.settings.source(self.role)
         if source != RECORD:
-            return Manifest.read(source, self.rank.index)
+            found = read_any(source)
+            offered = found.topology if isinstance(found, Manifest) else found.index.topology
+            self.rank = rank_within(offered, self._config, self._model_config)
+            return found if isinstance(found, Manifest) else found.manifest(self.rank.index)
         path = self._model_config.model
         if len(self.noted):
             checkpoint = self.noted.checkpoint(path)
@@ -224,6 +232,19 @@ class TrackedModel:
             self._update = None
             if session.receipt is not None:
                 self.log.add(session.receipt)
+
+    def discarded(self) -> None:
+        """The device memory of the weights has been given up (sleep level 2)."""
+        if self.session is not None:
+            self.session.invalidate("sleep level 2 has discarded them; send a full update after waking up")
+            self._update = None
+
+    @property
+    def undefined(self) -> str:
+        """Why requests are to be refused; empty if they are not."""
+        if self.session is None or self.settings.on_undefined == "serve":
+            return ""
+        return self.session.undefined_reason
 
     def _others(self, session: ReloadSession, update: Update) -> Iterator[str]:
         """What other ranks say was wrong with an update."""
