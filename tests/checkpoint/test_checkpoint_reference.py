@@ -47,6 +47,11 @@ def test_revision_given_apart() -> None:
         ("hf://-org/name", "is not a repository name"),
         ("hf://org/na me", "is not a repository name"),
         ("hf://org/name@", "is not a branch, tag or commit hash"),
+        ("hf://org/name@%2e%2e", "revision '..' is not a branch, tag or commit hash"),
+        ("hf://org/name@.", "revision '.' is not a branch, tag or commit hash"),
+        ("hf://org/name@a%2F..%2Fb", "revision 'a/../b' is not a branch, tag or commit hash"),
+        ("hf://org/name@a?b=c", "is not a branch, tag or commit hash"),
+        ("hf://org/name@x y", "is not a branch, tag or commit hash"),
         ("hf://org/name@x\ny", "is not a repository name"),
         ("hf://org/name/../../x", "names a path outside the repository"),
     ],
@@ -90,3 +95,17 @@ def test_path_object_that_lost_a_slash() -> None:
 def test_local_files_have_no_revisions(tmp_path: object) -> None:
     with pytest.raises(UsageError, match="is local and has no revisions"):
         Checkpoint.open(str(tmp_path), revision="main")
+
+
+@pytest.mark.parametrize(
+    "revision", ["", ".", "..", "../other", "a..b", "/main", "main/", "a b", "v1~1", "HEAD^", "a:b"]
+)
+def test_what_git_allows_in_no_name_is_no_revision(revision: str) -> None:
+    """The Hub's address of `..` is that of the default branch."""
+    with pytest.raises(UsageError, match="is not a branch, tag or commit hash"):
+        parse_reference("hf://org/name", revision)
+
+
+@pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/7", "feature/x@2", "größe", "0" * 40, "a.b-c_d"])
+def test_names_of_branches_are_revisions(revision: str) -> None:
+    assert parse_reference("hf://org/name", revision).revision == revision

@@ -18,6 +18,9 @@ _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,95})"
 _REPO = re.compile(rf"(?:{_PART}/)?{_PART}")
 #: Revisions with a slash in them, as huggingface_hub's `hf://` paths have them.
 _SPECIAL = re.compile(r"refs/(?:pr/[0-9]+|convert/[A-Za-z0-9_.-]+)")
+#: What git allows in no name of a branch or tag (git check-ref-format). `..` above all: as a part of an address it would
+#: silently mean the default branch.
+_NO_REF = re.compile(r"^$|\.\.|[ ~^:?*\[\\]|@\{|//|^[/.]|[/.]$")
 _OTHER_KINDS = ("datasets", "spaces", "kernels", "buckets")
 
 
@@ -73,7 +76,7 @@ def parse_reference(text: str, revision: str | None = None) -> Reference:
     if inside is not None and revision is not None and inside != revision:
         raise UsageError(f"{quote(text)} names revision {quote(inside)}, but revision {quote(revision)} was given too")
     chosen = inside if inside is not None else revision
-    if chosen is not None and (not chosen or not is_plain(chosen) or len(chosen) > 255):
+    if chosen is not None and (_NO_REF.search(chosen) or not is_plain(chosen) or len(chosen) > 255):
         raise UsageError(f"revision {quote(chosen)} is not a branch, tag or commit hash")
     if {"..", "."} & set(path.split("/")):
         raise UsageError(f"{quote(text)} names a path outside the repository")
