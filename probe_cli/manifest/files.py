@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import zlib
 from pathlib import Path
 
@@ -54,6 +55,8 @@ def read_text(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
     try:
         # O_NONBLOCK: opening a named pipe must not wait for a writer.
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ManifestError(f"{path}: is not a regular file, expected a manifest")
             data = file.read(limit + 1)
     except FileNotFoundError:
         raise ManifestError(f"{path}: no such file") from None
@@ -63,6 +66,11 @@ def read_text(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
         raise ManifestError(f"{path}: larger than {limit:,} bytes, the most a manifest may hold")
     if not data:
         raise ManifestError(f"{path}: the file is empty, expected a manifest")
+    if data.startswith(b"version https://git-lfs"):
+        raise ManifestError(
+            f"{path}: is a Git LFS pointer, expected a manifest",
+            hint="the file was not downloaded: run `git lfs pull` (actions/checkout: lfs: true)",
+        )
     return decompress(data, str(path), limit) if data.startswith(_GZIP_MAGIC) else data
 
 

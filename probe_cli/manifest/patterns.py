@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from typing import TypeAlias
 
 __all__ = ["Pattern", "fold", "fold_text", "format_numbers", "merge_words"]
@@ -20,7 +20,8 @@ _ODD_NUMBER = re.compile(r"0[0-9]+|[0-9]{19,}")
 
 _Numbers: TypeAlias = tuple[int, ...]
 _Product: TypeAlias = tuple[_Numbers, ...]
-_Line: TypeAlias = "tuple[tuple[tuple[str, ...], ...], tuple[Pattern, ...]]"
+_Segments: TypeAlias = tuple[tuple[str, ...], ...]
+_Line: TypeAlias = "tuple[_Segments, tuple[Pattern, ...]]"
 
 _MAX_WORDS = 8
 
@@ -106,21 +107,20 @@ def merge_words(patterns: Iterable[Pattern]) -> list[tuple[str, tuple[Pattern, .
     lines: list[_Line] = [(tuple((segment,) for segment in str(p).split(".")), (p,)) for p in patterns]
     longest = max((len(segments) for segments, _ in lines), default=0)
     for place in reversed(range(longest)):
-        groups: dict[object, tuple[list[str], _Line]] = {}
+        groups: dict[object, tuple[list[str], _Segments, list[tuple[Pattern, ...]]]] = {}
         for number, (segments, members) in enumerate(lines):
             if place >= len(segments):
-                groups[number] = ([], (segments, members))
+                groups[number] = ([], segments, [members])
                 continue
-            key = (segments[:place], segments[place + 1 :])
-            if key in groups:
-                words, (first, others) = groups[key]
-                words += segments[place]
-                groups[key] = (words, (first, others + members))
-            else:
-                groups[key] = (list(segments[place]), (segments, members))
+            words, _, joined = groups.setdefault((segments[:place], segments[place + 1 :]), ([], segments, []))
+            words += segments[place]
+            joined.append(members)
         lines = [
-            ((*segments[:place], tuple(words), *segments[place + 1 :]) if words else segments, members)
-            for words, (segments, members) in groups.values()
+            (
+                (*segments[:place], tuple(words), *segments[place + 1 :]) if words else segments,
+                joined[0] if len(joined) == 1 else tuple(chain.from_iterable(joined)),
+            )
+            for words, segments, joined in groups.values()
         ]
     return [(".".join(map(_words, segments)), members) for segments, members in lines]
 
