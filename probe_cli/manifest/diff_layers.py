@@ -157,6 +157,8 @@ def _match(
     if renamed:
         pair("application-renamed", lambda a: _key(a, renamed), _key)
     pair("selectors-changed", lambda a: _key(a)[:2], lambda a: _key(a)[:2])
+    if renamed:  # selectors may hold the layer's name (`weight_name`)
+        pair("application-renamed", lambda a: _key(a, renamed)[:2], lambda a: _key(a)[:2])
     return matches
 
 

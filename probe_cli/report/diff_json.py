@@ -6,6 +6,7 @@ import msgspec
 
 from probe_cli.manifest.diff import DiffReport, DiffSide
 from probe_cli.manifest.diff_change import Change
+from probe_cli.report.json_lines import object_members
 from probe_cli.report.plain import printable
 
 __all__ = ["DIFF_FORMAT", "DIFF_VERSION", "diff_json"]
@@ -15,17 +16,16 @@ DIFF_VERSION = "1.0"
 
 
 def diff_json(report: DiffReport) -> str:
-    """The diff as JSON. `docs/diff.md` lists its fields."""
-    document = {
+    """The diff as JSON, a change to a line. `docs/diff.md` lists its fields."""
+    head = {
         "format": DIFF_FORMAT,
         "version": DIFF_VERSION,
         "old": _side(report.old),
         "new": _side(report.new),
         "worst": report.worst,
         "counts": report.counts(),
-        "changes": [_change(change) for change in report.changes],
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    return "{\n" + object_members(head, "changes", map(_change, report.changes), "  ") + "\n}\n"
 
 
 def _side(side: DiffSide) -> DiffSide:

@@ -8,6 +8,7 @@ import msgspec
 
 from probe_cli.manifest.check import CheckedManifest, CheckReport
 from probe_cli.manifest.findings import Finding
+from probe_cli.report.json_lines import object_members
 from probe_cli.report.plain import printable
 
 __all__ = ["REPORT_FORMAT", "REPORT_VERSION", "findings_json"]
@@ -17,8 +18,8 @@ REPORT_VERSION = "1.0"
 
 
 def findings_json(report: CheckReport) -> str:
-    """The report as JSON. `docs/findings.md` lists its fields."""
-    document = {
+    """The report as JSON, a finding to a line. `docs/findings.md` lists its fields."""
+    head = {
         "format": REPORT_FORMAT,
         "version": REPORT_VERSION,
         "ok": report.exit_code == 0,
@@ -32,22 +33,22 @@ def findings_json(report: CheckReport) -> str:
             "digest": report.checkpoint_digest,
             "sources": report.checkpoint_sources,
         },
-        "findings": [_finding(finding) for finding in report.findings],
-        "manifests": [_manifest(manifest) for manifest in report.manifests],
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    manifests = ",\n    ".join(map(_manifest, report.manifests))
+    members = object_members(head, "findings", map(_finding, report.findings), "  ")
+    return f'{{\n{members},\n  "manifests": [\n    {manifests}\n  ]\n}}\n'
 
 
-def _manifest(manifest: CheckedManifest) -> dict[str, Any]:
-    return {
+def _manifest(manifest: CheckedManifest) -> str:
+    head = {
         "path": printable(manifest.path),
         "digest": manifest.digest,
         "engine": manifest.engine,
         "topology": manifest.topology,
         "ranks": manifest.ranks,
         "sources": manifest.sources,
-        "findings": [_finding(finding) for finding in manifest.findings],
     }
+    return "{\n" + object_members(head, "findings", map(_finding, manifest.findings), "      ") + "\n    }"
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -238,6 +238,29 @@ def test_renamed_sources_are_recognized_in_the_contracts(checkpoint: Checkpoint,
     assert without_digests(apply_index(plain(old), report.changes)) == without_digests(plain(new))
 
 
+def test_a_renamed_source_is_the_same_where_selectors_hold_a_name(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Experts' loaders are told the parameter's name, which is renamed with the layer."""
+
+    def named(prefix: str, rename: bool) -> Callable[[Rank, Layers], Layers]:
+        def application(layer: Layer, one: Application) -> Application:
+            sources = tuple(n.replace("model.layers.", "model.blocks.") for n in one.sources) if rename else one.sources
+            selectors = {**one.selectors, "weight_name": f"{prefix}.{layer.name}.{one.tensor}"}
+            return replace(one, sources=sources, selectors=selectors)
+
+        return lambda rank, made: tuple(
+            replace(layer, applications=tuple(application(layer, one) for one in layer.applications)) for layer in made
+        )
+
+    renamed = other(tmp_path, lambda t: {k.replace("model.layers.", "model.blocks."): v for k, v in t.items()})
+    old = corpus.bundle(checkpoint, corpus.manifests(checkpoint, change=named("a", False)))
+    new = corpus.bundle(renamed, corpus.manifests(renamed, change=named("b", True)))
+    report = diff(old, new)
+    moved = {c.kind for c in report.changes if c.subject.startswith("model.layers.") and c.section != "sources"}
+    assert "application-renamed" in moved and not moved & {"application-added", "application-removed"}
+    for rank in old.ranks:
+        assert patched(report, old.manifest(rank)) == new.manifest(rank)
+
+
 def test_renamed_layers_keep_their_details(checkpoint: Checkpoint) -> None:
     def change(rank: Rank, made: Layers) -> Layers:
         return tuple(
