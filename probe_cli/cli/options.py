@@ -49,10 +49,17 @@ class ExpertParallel(click.ParamType):  # type: ignore[type-arg]
 
 
 def topology_options(function: F) -> F:
-    """--tp, --pp, --ep and --dp with the engines' own spellings."""
+    """--tp, --pp, --ep and --dp with the engines' own spellings, vLLM's and SGLang's."""
     for option in (
         click.option(
-            "--dp", "-dp", "--data-parallel-size", "dp", type=click.IntRange(1), metavar="N", help="Data parallel size."
+            "--dp",
+            "-dp",
+            "--data-parallel-size",
+            "--dp-size",
+            "dp",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Data parallel size.",
         ),
         click.option(
             "--enable-expert-parallel",
@@ -64,6 +71,7 @@ def topology_options(function: F) -> F:
             "--ep",
             "-ep",
             "--expert-parallel-size",
+            "--ep-size",
             "ep",
             type=ExpertParallel(),
             metavar="[N]",
@@ -73,6 +81,7 @@ def topology_options(function: F) -> F:
             "--pp",
             "-pp",
             "--pipeline-parallel-size",
+            "--pp-size",
             "pp",
             type=click.IntRange(1),
             metavar="N",
@@ -82,6 +91,7 @@ def topology_options(function: F) -> F:
             "--tp",
             "-tp",
             "--tensor-parallel-size",
+            "--tp-size",
             "tp",
             type=click.IntRange(1),
             metavar="N",
@@ -120,7 +130,7 @@ class TopologyCommand(click.Command):
                 fixed += args[position:]
                 break
             following = args[position + 1] if position + 1 < len(args) else ""
-            if argument in ("--ep", "-ep", "--expert-parallel-size") and not (
+            if argument in ("--ep", "-ep", "--expert-parallel-size", "--ep-size") and not (
                 _is_number(following) or following == ALL_RANKS
             ):
                 argument = f"--ep={ALL_RANKS}"

@@ -37,6 +37,11 @@ def sniff(text: bytes, where: str) -> str:
 
     Raises ManifestError on text that is not JSON, states no known format, or has another major version.
     """
+    if text[:64].lstrip().startswith(b"["):
+        raise ManifestError(
+            f"{where}: is a list, expected a manifest",
+            hint="a list of names that will be sent is given with `check --wire`",
+        )
     head: _Head = _decode(_heads, text, where)
     if head.format not in (MANIFEST_FORMAT, BUNDLE_FORMAT):
         stated = f"states format {_short(head.format)!r}" if head.format else "states no format"

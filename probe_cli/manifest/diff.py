@@ -35,6 +35,8 @@ class DiffReport(msgspec.Struct, frozen=True):
     old: DiffSide
     new: DiffSide
     changes: tuple[Change, ...]
+    #: Changes that there are beside these, which were not asked for.
+    left_out: int = 0
 
     def told(self) -> Iterator[Change]:
         """The changes without those that only repeat for one rank what is said of all."""
@@ -54,11 +56,16 @@ class DiffReport(msgspec.Struct, frozen=True):
     def only(self, sections: Iterable[Section]) -> DiffReport:
         """The changes of some sections."""
         wanted = frozenset(sections)
-        return msgspec.structs.replace(self, changes=tuple(c for c in self.changes if c.section in wanted))
+        return self._keep(tuple(c for c in self.changes if c.section in wanted))
 
     def of_class(self, change_class: ChangeClass) -> DiffReport:
         """The changes of one class."""
-        return msgspec.structs.replace(self, changes=tuple(c for c in self.changes if c.change_class == change_class))
+        return self._keep(tuple(c for c in self.changes if c.change_class == change_class))
+
+    def _keep(self, changes: tuple[Change, ...]) -> DiffReport:
+        kept = msgspec.structs.replace(self, changes=changes)
+        lost = sum(1 for _ in self.told()) - sum(1 for _ in kept.told())
+        return msgspec.structs.replace(kept, left_out=self.left_out + lost)
 
 
 def diff(

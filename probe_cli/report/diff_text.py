@@ -27,9 +27,10 @@ def diff_text(report: DiffReport, *, verbose: bool = False, color: bool = False)
 def diff_verdict(report: DiffReport) -> str:
     """The last line: how many changes of each class."""
     counts = report.counts()
+    others = f" ({report.left_out:,} other{'s' * (report.left_out != 1)} not asked for)" if report.left_out else ""
     if not any(counts.values()):
-        return "no difference"
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        return f"no such difference{others}" if others else "no difference"
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) + others
 
 
 def change_line(change: FoldedChange) -> str:

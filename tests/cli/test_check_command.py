@@ -75,6 +75,31 @@ def test_a_bundle_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, out.splitlines()[-1]) == (0, "ok")
 
 
+def test_a_list_of_names_in_the_place_of_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "bundle", "names.json")
+    assert code == 2
+    expected = (
+        "error PM202 broken-manifest: names.json: is a list, expected a manifest\n    a list of names that will be"
+    )
+    assert expected in out
+
+
+def test_a_manifest_that_git_lfs_holds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "rank.json.gz").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    code, out, _ = run(capsys, str(tmp_path / "rank.json.gz"), "checkpoint")
+    assert code == 2
+    assert (
+        "rank.json.gz: is a Git LFS pointer, expected a manifest\n    the file was not downloaded: run `git lfs" in out
+    )
+
+
+def test_a_pipe_is_no_manifest(place: Path) -> None:
+    command = f"{sys.executable} -m probe_cli check <(cat names.json) checkpoint"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=place, timeout=60)
+    assert done.returncode == 2
+    assert ": is not a regular file, expected a manifest" in done.stdout
+
+
 def test_a_list_of_names_has_no_revision(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "bundle", "--wire", "names.json", "--revision", "main")
     assert (code, out) == (2, "")

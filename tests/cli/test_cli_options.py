@@ -18,6 +18,7 @@ from probe_cli.topology import Topology
         (["--ep", "--tp", "2"], {"tp": 2, "pp": 1, "ep": 2, "dp": 1}),
         (["-tp", "2", "-ep", "2"], {"tp": 2, "pp": 1, "ep": 2, "dp": 1}),
         (["--tensor-parallel-size=2", "--enable-expert-parallel"], {"tp": 2, "pp": 1, "ep": 2, "dp": 1}),
+        (["--tp-size", "2", "--ep-size", "--dp-size=1", "--pp-size", "1"], {"tp": 2, "pp": 1, "ep": 2, "dp": 1}),
         (["--pipeline-parallel-size", "2"], {"tp": 1, "pp": 2, "ep": 1, "dp": 1}),
         (["-pp", "2", "-dp", "2", "--ep", "all"], {"tp": 1, "pp": 2, "ep": 2, "dp": 2}),
         (["--tp", "2", "--data-parallel-size", "2", "--ep=2"], {"tp": 2, "pp": 1, "ep": 2, "dp": 2}),

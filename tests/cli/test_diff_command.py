@@ -63,13 +63,13 @@ def test_a_breaking_change_is_named_and_fails_where_asked(capsys: pytest.Capture
 
 def test_a_compatible_change_does_not_fail_breaking(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "old", "soft", "--breaking")
-    assert (code, out[-1]) == (0, "no difference")
+    assert (code, out[-1]) == (0, "no such difference (2 others not asked for)")
     assert run(capsys, "old", "soft", "--exit-code")[0] == 1
 
 
 def test_one_rank_and_one_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "old", "new", "--rank", "1")[1][2].endswith("[rank 1]")
-    assert run(capsys, "old", "new", "--only", "regions")[1][-1] == "no difference"
+    assert run(capsys, "old", "new", "--only", "regions")[1][-1] == "no such difference (2 others not asked for)"
     assert run(capsys, "old", "new", "--only", "selectors", "--only", "regions")[1][-1] == "2 breaking"
     code, _, err = run(capsys, "old", "new", "--rank", "5")
     assert (code, "no rank 5 in this bundle; it holds ranks 0-1" in err) == (2, True)

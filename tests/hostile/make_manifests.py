@@ -49,7 +49,7 @@ APPLICATION = "layers/0/applications/0"
 CASES: dict[str, tuple[bytes, str]] = {
     "empty.json": (b"", "the file is empty"),
     "not_json.json": (b"checkpoint: model", "not valid JSON"),
-    "array_at_top.json": (b"[]", "Expected `object`, got `array`"),
+    "array_at_top.json": (b"[]", "is a list, expected a manifest"),
     "no_format.json": (b'{"version":"1.0"}', "states no format"),
     "other_format.json": (b'{"format":"safetensors","version":"1.0"}', "states format 'safetensors'"),
     "no_version.json": (edited(put("version", None)), "version is ''"),
