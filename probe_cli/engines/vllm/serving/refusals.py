@@ -10,15 +10,18 @@ from torch import nn
 __all__ = ["refusals"]
 
 
-def refusals(model: nn.Module, config: Any, model_config: Any) -> Iterator[str]:
-    """One line for each thing about a model, before its weights are processed, that an update could not be tracked through."""
+def refusals(model: nn.Module, config: Any, model_config: Any, online_layer: str | None = None) -> Iterator[str]:
+    """One line for each thing about a model, before its weights are processed, that an update could not be tracked through.
+    `online_layer`: the first that was quantized while it was loaded."""
     if model_config.quantization == "torchao":
         yield "torchao quantizes inside load_weights, which begins and ends reloads of its own"
-    for name, module in model.named_modules():
-        method = getattr(module, "quant_method", None)
-        if getattr(method, "uses_meta_device", False):
-            yield f"layer {name}: {type(method).__name__} quantizes while it loads, so that there is no loaded layout to stage"
-            break
+    if online_layer is not None:
+        yield (
+            f"layer {online_layer} quantizes while it loads, so that there is no loaded layout to stage "
+            "(PROBE_MANIFEST_ONLINE_QUANTIZATION=track loads it whole first, which takes memory at the start)"
+        )
+    if getattr(config.parallel_config, "enable_eplb", False):
+        yield "EPLB moves experts between updates, and vLLM's loading code puts them where they were at the start"
     if getattr(config, "lora_config", None) is not None and any(
         hasattr(module, "lora_base_layer_prefix") for module in model.modules()
     ):

@@ -17,6 +17,7 @@ _CHOICES = {
     "PROBE_MANIFEST_ON_MISMATCH": ("refuse", "warn"),
     "PROBE_MANIFEST_COMMIT": ("layer", "model"),
     "PROBE_MANIFEST_ON_UNDEFINED": ("refuse", "serve"),
+    "PROBE_MANIFEST_ONLINE_QUANTIZATION": ("refuse", "track"),
 }
 
 
@@ -24,7 +25,8 @@ _CHOICES = {
 class Settings:
     """`manifest` and `draft` are a path, "record" or None. `on_mismatch`: "refuse" or "warn". `commit`: "layer" publishes each
     layer when it is complete, "model" all at the end or none. `on_undefined`: "refuse" requests while the weights are a mixture of
-    two updates, or "serve" them. `receipts`: a folder for receipts."""
+    two updates, or "serve" them. `online`: "refuse" online quantization, or "track" it for memory at the start. `receipts`: a folder.
+    """
 
     manifest: str | None = None
     draft: str | None = None
@@ -35,6 +37,7 @@ class Settings:
     audit: bool = True
     timeout: float = 60.0
     on_undefined: str = "refuse"
+    online: str = "refuse"
 
     @property
     def active(self) -> bool:
@@ -67,6 +70,7 @@ class Settings:
             audit=env.get("PROBE_MANIFEST_AUDIT", "1") not in ("0", "false", "no"),
             timeout=_number(env, "PROBE_MANIFEST_VOTE_TIMEOUT", float) or 60.0,
             on_undefined=_choice(env, "PROBE_MANIFEST_ON_UNDEFINED"),
+            online=_choice(env, "PROBE_MANIFEST_ONLINE_QUANTIZATION"),
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from probe_cli.engines.vllm.serving.online import load_before_quantizing, quantized_while_loading
 from probe_cli.engines.vllm.serving.probing import loading_context, probe_live
 from probe_cli.engines.vllm.serving.processing import VllmProcessing
 from probe_cli.engines.vllm.serving.rank import engine_identity, peers, rank_of, rank_within, replica_of
@@ -52,7 +53,7 @@ class TrackedModel:
     """
 
     __slots__ = (
-        "_config", "_model_config", "_original_load", "_update", "generation", "log", "model", "noted", "rank", "reason",
+        "_config", "_model_config", "_online", "_original_load", "_update", "generation", "log", "model", "noted", "rank", "reason",
         "role", "session", "settings",
     )  # fmt: skip
 
@@ -71,6 +72,9 @@ class TrackedModel:
         self._config = config
         self._model_config = model_config
         self._update: Update | None = None
+        if settings.online == "track":
+            load_before_quantizing(model, self._device)
+        self._online = next((name for name, _ in quantized_while_loading(model)), None)
         self._original_load: Callable[..., object] = model.load_weights  # type: ignore[assignment]
         model.__dict__[_ATTRIBUTE] = self
         model.__dict__["load_weights"] = self._loader()
@@ -138,10 +142,14 @@ class TrackedModel:
             cold.residue[name] = Residue(residue.boxes, tuple(value.cpu() for value in residue.values))
 
     def _processing(self) -> VllmProcessing:
-        return VllmProcessing(self.model, self._model_config, torch.device(self._config.device_config.device))
+        return VllmProcessing(self.model, self._model_config, self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device(self._config.device_config.device)
 
     def _refuse(self) -> None:
-        lines = list(refusals(self.model, self._config, self._model_config))
+        lines = list(refusals(self.model, self._config, self._model_config, self._online))
         if lines:
             raise ReloadError(f"updates of this model cannot be tracked: {'; '.join(lines)}")
 
