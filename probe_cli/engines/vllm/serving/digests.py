@@ -15,8 +15,8 @@ __all__ = ["differing", "live_digests"]
 
 _DEPTH = 4
 
-#: What serving writes to all the time, and no load does.
-_NOT_WEIGHTS = frozenset({"kv_cache", "punica_wrapper"})
+#: What serving writes to all the time, and no load does: caches, and LoRA's slots for adapters and requests.
+_NOT_WEIGHTS = frozenset({"kv_cache", "lora_manager", "punica_wrapper", "lora_a_stacked", "lora_b_stacked"})
 
 
 def live_digests(model: nn.Module) -> dict[str, str]:
