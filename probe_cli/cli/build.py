@@ -10,7 +10,14 @@ from typing import Any
 import click
 
 from probe_cli.cli.config_file import ARGUMENTS_KEY, config_option
-from probe_cli.cli.inputs import checkpoint_options, engine_from, engine_options, open_checkpoint, parse_arguments
+from probe_cli.cli.inputs import (
+    ENGINE_ORDER,
+    checkpoint_options,
+    engine_from,
+    engine_options,
+    open_checkpoint,
+    parse_arguments,
+)
 from probe_cli.cli.lazy import PlainCommand
 from probe_cli.cli.options import TopologyCommand, format_option, parse_ranks, topology_of, topology_options
 from probe_cli.errors import UsageError
@@ -38,7 +45,7 @@ class _Build(TopologyCommand, PlainCommand):
 @topology_options
 @click.option("--ranks", metavar="0-7,12", help="Build these ranks only.")
 @checkpoint_options
-@click.option("--engine-order", "order", flag_value="engine", help="The same as --order engine, which is the default.")
+@click.option("--engine-order", is_flag=True, help="The same as --order engine, which is the default.")
 @config_option
 @click.option(
     "-o",
@@ -72,6 +79,7 @@ def command(
     ranks: str | None,
     wire: str | None,
     order: str,
+    engine_order: bool,
     revision: str | None,
     output: str | None,
     jobs: int | None,
@@ -102,6 +110,8 @@ def command(
     topology = topology_of(tp, pp, ep, dp, enable_ep)
     chosen = parse_ranks(ranks, topology.world_size) if ranks is not None else tuple(range(topology.world_size))
     _check_output(output, len(chosen))
+    if engine_order:
+        order = ENGINE_ORDER
     source = open_checkpoint(console, checkpoint, wire=wire, order=order, revision=revision)
     made = engine_from(
         console,
@@ -116,7 +126,7 @@ def command(
             source,
             topology,
             ranks=chosen,
-            keep_order=order != "engine",
+            keep_order=order != ENGINE_ORDER,
             jobs=jobs,
             value_limit=value_limit,
             verify=verify,

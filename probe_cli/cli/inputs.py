@@ -17,7 +17,7 @@ from probe_cli.report.headers import headers_progress
 if TYPE_CHECKING:
     from probe_cli.engines.base import Engine
 
-__all__ = ["checkpoint_options", "engine_from", "engine_options", "open_checkpoint", "parse_arguments"]
+__all__ = ["ENGINE_ORDER", "checkpoint_options", "engine_from", "engine_options", "open_checkpoint", "parse_arguments"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 

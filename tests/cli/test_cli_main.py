@@ -182,3 +182,23 @@ def test_shell_completion(spawn) -> None:
     assert "_probe_manifest_completion" in found.stdout
     words = spawn(_PROBE_MANIFEST_COMPLETE="bash_complete", COMP_WORDS="probe-manifest sho", COMP_CWORD="1")
     assert "show" in words.stdout
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_switch_can_be_turned_on_and_off_by_its_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = LazyGroup().get_command(click.Context(cli), name)
+    assert command is not None
+
+    def value(option: click.Option) -> object:
+        return command.make_context(name, [], resilient_parsing=True).params[str(option.name)]
+
+    for option in command.params:
+        if not isinstance(option, click.Option) or not option.is_flag or option.name == "help":
+            continue
+        assert isinstance(option.envvar, list)
+        for variable in option.envvar:
+            for text, expected in (("0", False), ("1", True), ("false", False), ("yes", True)):
+                monkeypatch.setenv(variable, text)
+                assert value(option) is expected, f"{variable}={text}"
+            monkeypatch.delenv(variable)
+            assert value(option) is False
