@@ -121,9 +121,9 @@ _ALL = (
         "PM204",
         "mixed-manifests",
         "error",
-        "Manifests that were given together do not belong together: they are of different engines, models, topologies "
-        "or checkpoints.",
-        "Check each bundle on its own.",
+        "Manifests of single ranks that were given together do not belong together: they are of different engines, "
+        "models, topologies or checkpoints. Bundles may differ: each is checked by itself.",
+        "Check the ranks of each build on their own, or give their bundles.",
     ),
     Code(
         "PM301",
