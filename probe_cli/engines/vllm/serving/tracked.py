@@ -54,7 +54,7 @@ class TrackedModel:
 
     __slots__ = (
         "_config", "_model_config", "_online", "_original_load", "_update", "generation", "log", "model", "noted", "rank", "reason",
-        "role", "session", "settings",
+        "role", "session", "settings", "start_seconds",
     )  # fmt: skip
 
     def __init__(self, model: nn.Module, config: Any, model_config: Any, role: str, settings: Settings) -> None:
@@ -68,6 +68,8 @@ class TrackedModel:
         self.reason = ""
         #: Full updates that have succeeded since the start.
         self.generation = 0
+        #: What tracking added to the start.
+        self.start_seconds = 0.0
         self.log = ReceiptLog(settings.receipts, role, replica_of(config))
         self._config = config
         self._model_config = model_config
@@ -118,17 +120,20 @@ class TrackedModel:
         if cold is None or self.reason:
             process()
             return
+        processing = time.perf_counter()
         with self._untied(), cold.processing():
             process()
+        started += time.perf_counter() - processing  # vLLM's own work
         try:
             self._begin(cold, manifest)
         except ProbeManifestError as error:
             self._give_up(error)
             return
+        self.start_seconds = time.perf_counter() - started
         _log.info(
             "updates of %s are tracked: %s, %d applications in %d layers, contract %s (%.2f s)",
             type(self.model).__name__, manifest.rank, manifest.document.summary.applications, len(manifest.layers),
-            manifest.contract_digest[:19], time.perf_counter() - started,
+            manifest.contract_digest[:19], self.start_seconds,
         )  # fmt: skip
 
     @property
@@ -290,6 +295,7 @@ class TrackedModel:
             "reason": self.reason,
             "state": "untracked" if session is None else session.state,
             "generation": self.generation,
+            "start_seconds": round(self.start_seconds, 3),
         }
         if session is not None:
             found |= {
