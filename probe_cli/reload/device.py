@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -26,6 +26,11 @@ class Device:
     def empty(self, nbytes: int) -> torch.Tensor:
         """Uninitialized device memory, one byte an element."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def lend(self, memory: torch.Tensor) -> bool:
+        """Whether device memory that is not in use may be held all the same, since the system takes it when it needs
+        it. Its contents are lost."""
+        return False
 
     def host_empty(self, nbytes: int) -> torch.Tensor:
         """Uninitialized host memory that this device copies from and to fast."""
@@ -64,8 +69,11 @@ class CpuDevice(Device):
 
     def empty(self, nbytes: int) -> torch.Tensor:
         memory = super().empty(nbytes)
-        _use_huge_pages(memory)
+        _advise(memory, _MADV_HUGEPAGE)
         return memory
+
+    def lend(self, memory: torch.Tensor) -> bool:
+        return _advise(memory, _MADV_FREE)
 
 
 class CudaDevice(Device):
@@ -116,18 +124,24 @@ class CudaDevice(Device):
         return torch.cuda.device(self.device)
 
 
-def _use_huge_pages(memory: torch.Tensor) -> None:
-    """Ask Linux for huge pages: touching fresh memory a small page at a time costs as much as the copy into it."""
-    if not sys.platform.startswith("linux") or memory.nbytes < _HUGE_PAGE * 2:
-        return
+def _advise(memory: torch.Tensor, advice: int) -> bool:
+    """Tell Linux how whole huge pages of host memory will be used; False where it does not take advice."""
     start = -(-memory.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
     length = (memory.data_ptr() + memory.nbytes - start) // _HUGE_PAGE * _HUGE_PAGE
-    with suppress(OSError, AttributeError):  # without it all is only slower
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_HUGEPAGE)
+    if not sys.platform.startswith("linux") or length <= 0:
+        return False
+    try:
+        failed = ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice)
+    except (OSError, AttributeError):  # without it all is only slower
+        return False
+    return not failed
 
 
 _HUGE_PAGE = 1 << 21
+#: Touching fresh memory a small page at a time costs as much as the copy into it.
 _MADV_HUGEPAGE = 14
+#: The pages stay until the system is short of memory (Linux 4.5): touching fresh ones costs time at every update.
+_MADV_FREE = 8
 
 
 def device_of(device: torch.device) -> Device:

@@ -54,6 +54,10 @@ class StagingPool:
                 merged.append((start, extent))
         self._free = merged
 
+    def lend(self) -> bool:
+        """Leave the memory to the system while nothing uses it; True if it may be kept on that condition."""
+        return self.used == 0 and self._block is not None and self.device.lend(self._block)
+
     def close(self) -> None:
         """Let go of the memory. Pieces still in use keep it alive."""
         self._block = None

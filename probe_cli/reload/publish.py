@@ -54,7 +54,7 @@ class Processed:
                 if staged.key_of(tensor) is None and (to_host or staged.shares(tensor)):
                     tensors[name] = tensor.detach().to("cpu", copy=True) if to_host else tensor.detach().clone()
         self.attributes = [
-            (layer, change, _unshared(new, staged, 0), live) for layer, change, new, live in self.attributes
+            (layer, change, _unshared(new, staged), live) for layer, change, new, live in self.attributes
         ]
 
 
@@ -165,19 +165,23 @@ def _spec(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _unshared(value: Any, staged: StagedUnit, depth: int) -> Any:
+def _unshared(value: Any, staged: StagedUnit, depth: int = 0, seen: set[int] | None = None) -> Any:
     """A value without tensors in staging memory; helper objects are changed where they are."""
+    seen = set() if seen is None else seen
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if staged.shares(value) else value
     if isinstance(value, tuple) and any(isinstance(item, torch.Tensor) for item in value):
-        return tuple(_unshared(item, staged, depth) for item in value)
-    if isinstance(value, FunctionType) and depth < 4:
-        for cell in value.__closure__ or ():
-            cell.cell_contents = _unshared(cell.cell_contents, staged, depth + 1)
+        return tuple(_unshared(item, staged, depth, seen) for item in value)
+    if depth >= 4 or id(value) in seen:
         return value
-    if depth < 4 and enterable(value):
+    if isinstance(value, FunctionType):
+        seen.add(id(value))
+        for cell in value.__closure__ or ():
+            cell.cell_contents = _unshared(cell.cell_contents, staged, depth + 1, seen)
+    elif enterable(value):
+        seen.add(id(value))
         for holder, name, item in holdings(value):
-            kept = _unshared(item, staged, depth + 1)
+            kept = _unshared(item, staged, depth + 1, seen)
             if kept is not item:
                 put_value(holder, name, kept)
     return value
@@ -208,9 +212,10 @@ def publish(processed: Processed, live: dict[str, LiveLayer], staged: StagedUnit
         for name, change, new, before in processed.attributes:
             if new is MISSING:
                 continue
-            fresh = before is MISSING or isinstance(new, FunctionType)
-            put_value(change.holder, change.name, _unshared(new, staged, 0) if fresh else new)
+            put_value(change.holder, change.name, new)
             settle(change, before, lambda path, what, layer=name: report(layer, path, what))  # type: ignore[misc]
+            # What could not stay where it was must not stay in staging memory, which other layers use next.
+            put_value(change.holder, change.name, _unshared(current_value(change.holder, change.name), staged))
     return copied
 
 

@@ -54,7 +54,8 @@ class ReloadSession:
     a process group; all its ranks succeed or none. audit: compare all that captured graphs may see before and after
     each update. watch_direct_writes: see writes that `load_weights` makes outside loaders (None: where the contract
     has some, or a tensor that it needs has no loader). verify_writes: see every loader's writes, not just trust its return value.
-    keep_staging: keep staging memory between updates. poison: fill fresh staging memory with NaN (for tests).
+    keep_staging: keep staging memory between updates (on Linux hosts it is kept in any case, but the system may take
+    it). poison: fill fresh staging memory with NaN (for tests).
     Raises ReloadError if the manifest is not this model's, or another session's update is under way.
     """
 
@@ -129,7 +130,7 @@ class ReloadSession:
         #: What loader calls came to, and the tensors that they were for, kept over updates.
         self.recall = Recall(self.contract)
         self.destinations: dict[tuple[str, str], Destination] = {}
-        #: Kept between updates if `keep_staging`.
+        #: Kept between updates if `keep_staging`, or where the system can take the memory when it needs it.
         self.pool: StagingPool | None = None
         self.bundle_digest = _bundle_digest(manifest)
         self.voter: Voter | None = None if group is None else voter_for(group, vote_timeout)
@@ -196,6 +197,7 @@ class ReloadSession:
         if active is not None and active.session is self:
             active.abort("the session was closed")
         self._closed = True
+        self.pool = None
 
     # Updates
 

@@ -396,7 +396,7 @@ class Update:
         for state in self._states:
             state.staged.release()
         self._ready = []
-        if session.keep_staging:
+        if session.keep_staging or self._pool.lend():
             session.pool = self._pool
         else:
             self._pool.close()

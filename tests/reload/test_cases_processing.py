@@ -27,6 +27,7 @@ from tests.reload.cases import (
     Workspace,
 )
 from tests.reload.models import (
+    Model,
     cold,
     one_buffer,
     same,
@@ -93,6 +94,30 @@ def test_case_23_a_tensor_that_cannot_stay_is_named() -> None:
     assert update.receipt is not None
     (finding,) = update.receipt.findings
     assert (finding.kind, finding.layer, finding.path) == ("respecified", "linear", "workspace")
+
+
+def test_case_23_a_view_that_cannot_stay_does_not_point_into_staging_memory() -> None:
+    """Two layers one after the other in the same staging memory, each with a view of its weight that grows."""
+
+    class Views(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = Growing().linear, Growing().linear
+            self.rows = 1
+            for layer in (self.one, self.two):
+                layer.process_weights_after_loading = lambda layer=layer: setattr(
+                    layer, "workspace", layer.weight.data[: self.rows]
+                )
+
+    shapes = {"one.weight": (4,), "two.weight": (4,)}
+    session = session_of(Views, weights_like(shapes, 1), staging_bytes=512)
+    for seed in (2, 3):
+        b = weights_like(shapes, seed)
+        session.model.rows = seed
+        with session.update() as update:
+            update.load_weights(b.items())
+        for name in ("one", "two"):
+            assert torch.equal(getattr(session.model, name).workspace, b[f"{name}.weight"][:seed])
 
 
 def test_case_24_another_expert_placement_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 
 import pytest
 import torch
@@ -41,6 +42,42 @@ def test_the_pool_never_hands_out_more_than_its_budget_and_merges_what_comes_bac
     pool.give_back(512, 512)
     with pytest.raises(ReloadError, match="returned twice"):
         pool.give_back(512, 512)
+
+
+def test_memory_that_the_system_may_take_back_is_used_again() -> None:
+    """Poisoned, so that values of the update before cannot pass for new ones."""
+    shapes = {"linear.weight": (3 << 20,)}
+
+    class Large(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Module()
+            self.linear.weight = parameter(3 << 20)
+
+    session = session_of(Large, weights_like(shapes, 1))
+    blocks = []
+    for seed in (2, 3):
+        b = weights_like(shapes, seed)
+        with session.update() as update:
+            update.load_weights(b.items())
+        assert torch.equal(session.model.linear.weight, b["linear.weight"])
+        if session.pool is not None:
+            taken = session.pool.take(512)
+            assert taken is not None
+            blocks.append(taken[1].data_ptr())
+            session.pool.give_back(taken[0], 512)
+    assert sys.platform != "linux" or len(set(blocks)) == 1 == len(blocks) - 1
+    session.close()
+    assert session.pool is None
+
+
+def test_a_pool_in_use_is_not_lent() -> None:
+    pool = StagingPool(CpuDevice(), 8 << 20)
+    assert not pool.lend()  # no memory yet
+    piece = pool.take(4 << 20)
+    assert piece is not None and not pool.lend()
+    piece[1].fill_(7)
+    assert int(piece[1].sum(dtype=torch.int64)) == 7 * (4 << 20)
 
 
 class Apart(Device):
