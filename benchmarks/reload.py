@@ -2,17 +2,23 @@
 
     python benchmarks/reload.py                  # dense 1 GB and MoE 2.4 GB, bfloat16
     python benchmarks/reload.py --small          # a tenth of it
+    python benchmarks/reload.py --record         # and write the figures to benchmarks/RESULTS.md
 
 All figures are ratios to the copy limit: `copy_` of the same bytes, tensor by tensor, to memory that is warm. Rounds
-are interleaved and the best of each is taken, so that other load on the machine hits all alike.
+are interleaved and the best of each is taken, so that other load on the machine hits all alike. CPU time is that of
+the whole process; on a busy machine its ratios say more than those of the clock.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
+import platform
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +32,7 @@ from probe_cli.reload import ReloadSession
 from probe_cli.reload.trial import realize
 from probe_cli.topology import Rank
 
+RESULTS = Path(__file__).parent / "RESULTS.md"
 BASE: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1024,
@@ -125,42 +132,53 @@ def measure(name: str, config: dict[str, Any], rounds: int, device: str) -> dict
 
         return run
 
-    options: dict[str, dict[str, Any]] = {
-        "in place": {"in_place": True},
-        "staged": {},
-        "staged, memory kept": {"keep_staging": True},
+    def session(**chosen: bool) -> ReloadSession:
+        loaders = tuple(engine.default_loaders())
+        return ReloadSession(model, manifest, loading=lambda: engine.loading(model), default_loaders=loaders, **chosen)  # type: ignore[arg-type]
+
+    staged = session(keep_staging=True)
+    warm_runs = {"in place": through(session(in_place=True)), "staged": through(staged)}
+    first: list[ReloadSession] = []
+
+    def fresh() -> Callable[[], None]:
+        for used in first:
+            used.close()
+        first[:] = [session()]
+        return through(first[0])
+
+    prepared: dict[str, Callable[[], Callable[[], None]]] = {
+        "copy limit": lambda: copies,
+        "plain load_weights": lambda: plain,
+        "in place": lambda: warm_runs["in place"],
+        "staged": lambda: warm_runs["staged"],
+        "staged, first update": fresh,
     }
-    runs: dict[str, Callable[[], None]] = {"copy limit": copies, "plain load_weights": plain}
-    sessions: dict[str, ReloadSession] = {}
-    for label, chosen in options.items():
-        sessions[label] = ReloadSession(
-            model,
-            manifest,
-            loading=lambda: engine.loading(model),
-            default_loaders=tuple(engine.default_loaders()),
-            **chosen,
-        )
-        runs[label] = through(sessions[label])
-    best = dict.fromkeys(runs, float("inf"))
+    best = dict.fromkeys(prepared, float("inf"))
+    cpu = dict.fromkeys(prepared, float("inf"))
     for _ in range(rounds):
-        for label, run in runs.items():
+        for label, prepare in prepared.items():
+            run = prepare()
             _settle(device)
-            started = time.perf_counter()
+            started, worked = time.perf_counter(), time.process_time()
             run()
             _settle(device)
             best[label] = min(best[label], time.perf_counter() - started)
-    limit = best["copy limit"]
-    applications = manifest.summary.applications
+            cpu[label] = min(cpu[label], time.process_time() - worked)
     for label, seconds in best.items():
-        print(f"{name:6} {label:22} {seconds:8.3f} s  {seconds / limit:5.2f} x copy limit")
-    last = sessions["staged"].receipt
+        print(
+            f"{name:6} {label:22} {seconds:8.3f} s  {seconds / best['copy limit']:5.2f} x copy limit"
+            f"  {cpu[label]:8.3f} s of CPU time  {cpu[label] / cpu['copy limit']:5.2f} x"
+        )
+    last = staged.receipt
     return {
         "model": name,
         "tensors": len(weights),
         "gigabytes": round(sum(t.nbytes for t in weights.values()) / 1e9, 3),
-        "applications": applications,
+        "applications": manifest.summary.applications,
         "seconds": {label: round(seconds, 4) for label, seconds in best.items()},
-        "ratios": {label: round(seconds / limit, 3) for label, seconds in best.items()},
+        "ratios": {label: round(seconds / best["copy limit"], 3) for label, seconds in best.items()},
+        "cpu_seconds": {label: round(seconds, 4) for label, seconds in cpu.items()},
+        "cpu_ratios": {label: round(seconds / cpu["copy limit"], 3) for label, seconds in cpu.items()},
         "staging_peak": None if last is None else last.staging_peak,
     }
 
@@ -200,6 +218,70 @@ def overhead(rounds: int) -> dict[str, float]:
     return found
 
 
+MEANINGS = {
+    "copy limit": "`copy_` of every tensor to warm memory: no reload can be faster that copies each tensor",
+    "plain load_weights": "the model's own loading code into live tensors, untracked: what is above 1 is its routing and slicing",
+    "in place": "tracked, straight into live tensors; the difference to the plain load is tracking, audit and receipt",
+    "staged": "tracked, into staging memory (warm) and from there into live tensors: each byte is copied twice",
+    "staged, first update": "the first of a session: the system has yet to give its staging memory, and no call is remembered",
+}
+TARGETS = {"in place": 1.3, "staged": 2.2}
+
+
+def section(models: list[dict[str, Any]], per_application: dict[str, float], rounds: int) -> str:
+    """Markdown of one run."""
+    lines = [
+        f"{datetime.date.today()}, torch {torch.__version__}, {torch.get_num_threads()} threads, best of {rounds} "
+        "interleaved rounds. `python benchmarks/reload.py --record`.",
+        "",
+        "Ratios are to the copy limit of the same run, by the clock and by the process's CPU time.",
+    ]
+    for model in models:
+        peak = model["staging_peak"] / 1e6
+        lines += [
+            "",
+            f"**{model['model']}**: {model['gigabytes']} GB bfloat16, {model['tensors']} tensors, "
+            f"{model['applications']} applications; staging peak {peak:.0f} MB.",
+            "",
+            "| | seconds | ratio | CPU seconds | ratio | target |",
+            "|---|---|---|---|---|---|",
+        ]
+        for label, seconds in model["seconds"].items():
+            ratio, cpu = model["ratios"][label], model["cpu_ratios"][label]
+            target = f"under {TARGETS[label]}" if label in TARGETS else ""
+            cells = [
+                label,
+                f"{seconds:.3f}",
+                f"{ratio:.2f}",
+                f"{model['cpu_seconds'][label]:.3f}",
+                f"{cpu:.2f}",
+                target,
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "What the rows mean:", "", *(f"- {label}: {text}." for label, text in MEANINGS.items())]
+    figures = ", ".join(f"{value} µs {label}" for label, value in per_application.items())
+    lines += [
+        "",
+        f"Per application beyond a plain load, CPU time of the loading thread, copies of next to nothing: {figures} "
+        "(target: under 10).",
+        "Staged includes getting memory for a layer, publishing it and giving the memory back.",
+    ]
+    return "\n".join(lines)
+
+
+def record(path: Path, title: str, text: str) -> None:
+    """Put a section into a Markdown file, in place of the one of the same title."""
+    start = "# Results\n\nWhat `benchmarks/` measured, with date and kind of machine. Each section is written by its script.\n"
+    document = path.read_text("utf-8") if path.exists() else start
+    head, *sections = document.split("\n## ")
+    kept = [part.strip() for part in sections if part.splitlines()[0] != title]
+    path.write_text("\n\n## ".join([head.strip(), *kept, f"{title}\n\n{text}"]) + "\n", "utf-8")
+
+
+def _host() -> str:
+    return f"{os.cpu_count()}-core {platform.machine()} machine, no GPU"
+
+
 def _settle(device: str) -> None:
     if device != "cpu":
         torch.cuda.synchronize(device)
@@ -212,8 +294,15 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--model", choices=[*MODELS, "none"], help="only this model")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, help="of torch, within an operator")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--record", action="store_true", help="rewrite this machine's section of benchmarks/RESULTS.md")
+    parser.add_argument("--machine", metavar="TEXT", help="what kind of machine it is, for --record")
     arguments = parser.parse_args()
+    if arguments.record and (arguments.small or arguments.model):
+        parser.error("--record takes both models in full size")
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     per_application = overhead(max(arguments.rounds, 5))
     found = []
     for name, config in MODELS.items():
@@ -227,6 +316,10 @@ def main() -> None:
             document: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads(), "models": found}
             document["microseconds_per_application"] = per_application
             json.dump(document, file, indent=2)
+    if arguments.record:
+        gpu = arguments.device != "cpu"
+        machine = arguments.machine or (torch.cuda.get_device_name(arguments.device) if gpu else _host())
+        record(RESULTS, f"Reload: {machine}", section(found, per_application, arguments.rounds))
 
 
 if __name__ == "__main__":
