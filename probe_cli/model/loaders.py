@@ -87,15 +87,18 @@ class _Descriptor:
             if loader is _MISSING:
                 loader = self._from_class(instance, owner)
         interception = self.interception
-        if interception.thread != get_ident() or not callable(loader):
+        if interception.thread != get_ident():
             return loader
         key = id(instance)
         known = interception.known.get(key)
-        if known is None or known.__wrapped__ is not loader:
-            known = InterceptedLoader(loader, instance, interception)
-            if key in interception.known:
-                interception.known[key] = known
-        return known
+        if known is not None and known.__wrapped__ is loader:
+            return known
+        if not callable(loader):
+            return loader
+        made = InterceptedLoader(loader, instance, interception)
+        if key in interception.known:
+            interception.known[key] = made
+        return made
 
     def __set__(self, instance: torch.Tensor, value: Any) -> None:
         value = plain_loader(value)

@@ -147,8 +147,9 @@ class Tracker:
             return True if self._binder.accepts(loader, "return_success") else None
         if not state.touched:
             self._prepare(state)
-        self._clock += 1
-        state.last_used = self._clock
+        if not state.in_place:
+            self._clock += 1
+            state.last_used = self._clock
         queue = call.queue
         if queue is not None and expectation is not None and self._has_to_wait(expectation, queue):
             return self._hold(_Held(destination, loader, args, kwargs), expectation)

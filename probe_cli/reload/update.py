@@ -244,11 +244,13 @@ class Update:
 
     def _process(self, state: UnitState) -> Processed:
         started = self.session.device.clock()
-        if state.unit.hooked:
-            self._bring_back(state)
+        objects = state.staged.current_objects
         try:
+            if not state.unit.hooked:
+                return process(state.unit, self._live, objects(), self.session.cold)
+            self._bring_back(state)
             with self.session.device.context(), torch.no_grad():
-                return process(state.unit, self._live, state.staged.current_objects(), self.session.cold)
+                return process(state.unit, self._live, objects(), self.session.cold)
         finally:
             state.seconds += self.session.device.clock() - started
 
