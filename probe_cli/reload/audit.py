@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,8 +23,7 @@ _MAX_DEPTH = 5
 _MAX_OBJECTS = 2000
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a tensor lies and how it is seen."""
 
     data_ptr: int

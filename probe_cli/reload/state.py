@@ -63,13 +63,16 @@ class StateSnapshot:
     """Shallow copies of the attributes of a layer and of the helper objects it reaches.
 
     Helpers are plain objects, lists and dicts within a few steps; modules, tensors, functions and classes are not
-    entered.
+    entered. `shared` are helpers that earlier snapshots took, which must be kept as long as this one: they are left out
+    here, and what this one takes is added.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, shared: set[int] | None = None) -> None:
         self.module = module
         self._holders: list[tuple[Any, dict[Any, Any], str]] = []
         self._seen: set[int] = set()
+        #: Only what modules hold themselves: from there each helper is entered as deep as any other layer would.
+        self._shared: set[int] = set() if shared is None else shared
         self._visit(module, "", 0)
 
     def changes(self) -> list[Change]:
@@ -89,9 +92,13 @@ class StateSnapshot:
             change.undo()
 
     def _visit(self, holder: Any, path: str, depth: int) -> None:
-        if id(holder) in self._seen or len(self._seen) >= _MAX_OBJECTS:
+        if id(holder) in self._seen or len(self._holders) >= _MAX_OBJECTS:
+            return
+        if depth and id(holder) in self._shared:
             return
         self._seen.add(id(holder))
+        if depth == 1:
+            self._shared.add(id(holder))
         items = _items(holder)
         self._holders.append((holder, items, path))
         if depth < _MAX_DEPTH:

@@ -64,6 +64,8 @@ class Update:
         self._live: dict[str, LiveLayer] = {}
         self._states: list[UnitState] = []
         self._findings: list[Finding] = []
+        #: Helper objects of layers that the snapshots of this update hold: many layers share one.
+        self._noted: set[int] = set()
         self._ready: list[tuple[UnitState, Processed]] = []
         self._ballots: tuple[Ballot, ...] = ()
         #: Subjects that this rank has cast its ballot on.
@@ -214,7 +216,7 @@ class Update:
     def _prepare(self, state: UnitState) -> None:
         """Before the first application of a unit."""
         state.touched = True
-        state.snapshots = [StateSnapshot(layer.module) for layer in state.unit.layers]
+        state.snapshots = [StateSnapshot(layer.module, self._noted) for layer in state.unit.layers]
         if state.in_place:
             self._mutated = True
             return

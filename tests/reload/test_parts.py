@@ -16,6 +16,7 @@ from probe_cli.reload import Arena, ColdLoad, Receipt, ReloadSession, Scope, Spe
 from probe_cli.reload.audit import TensorMap, compare
 from probe_cli.reload.device import CpuDevice, Device
 from probe_cli.reload.pool import StagingPool
+from probe_cli.reload.state import StateSnapshot
 from probe_cli.topology import Topology
 from tests.reload.cases import DEEP, QKV, Deep, Fused, Pair, Scaled, Shared, Swapped
 from tests.reload.models import (
@@ -289,3 +290,21 @@ def test_overlapping_writes_land_in_the_order_of_the_cold_load_whatever_the_orde
             update.load_weights(one_buffer({name: b[name] for name in order}))
         assert torch.equal(session.model.norm.weight, b["B"])
         assert update.receipt is not None and (update.receipt.observed, update.receipt.extras) == (2, 0)
+
+
+def test_a_helper_of_many_layers_is_noted_once_and_put_back() -> None:
+    """Snapshots of one update share what their layers share; nothing that only one of them reaches is lost."""
+    first, second, helper = nn.Module(), nn.Module(), Holder()
+    helper.count, helper.inner = 1, Holder()  # type: ignore[attr-defined]
+    helper.inner.values = [1, 2]  # type: ignore[attr-defined]
+    first.helper = second.helper = helper
+    second.own = [3]
+    shared: set[int] = set()
+    snapshots = [StateSnapshot(first, shared), StateSnapshot(second, shared)]
+    helper.count = 5  # type: ignore[attr-defined]
+    helper.inner.values.append(6)  # type: ignore[attr-defined]
+    second.own[0] = 7
+    assert [len(snapshot.changes()) for snapshot in snapshots] == [2, 1]
+    for snapshot in snapshots:
+        snapshot.restore()
+    assert (helper.count, helper.inner.values, second.own) == (1, [1, 2], [3])  # type: ignore[attr-defined]
