@@ -231,8 +231,9 @@ TARGETS = {"in place": 1.3, "staged": 2.2}
 def section(models: list[dict[str, Any]], per_application: dict[str, float], rounds: int) -> str:
     """Markdown of one run."""
     lines = [
-        f"{datetime.date.today()}, torch {torch.__version__}, {torch.get_num_threads()} threads, best of {rounds} "
-        "interleaved rounds. `python benchmarks/reload.py --record`.",
+        f"{datetime.date.today()}, torch {torch.__version__}, threads of torch: {torch.get_num_threads()}, best of "
+        f"{rounds} interleaved rounds, load average of the machine {os.getloadavg()[0]:.1f} (1 is this benchmark). "
+        "`python benchmarks/reload.py --record`.",
         "",
         "Ratios are to the copy limit of the same run, by the clock and by the process's CPU time.",
     ]
@@ -303,7 +304,7 @@ def main() -> None:
         parser.error("--record takes both models in full size")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    per_application = overhead(max(arguments.rounds, 5))
+    per_application = overhead(max(arguments.rounds, 60))
     found = []
     for name, config in MODELS.items():
         if arguments.model not in (None, name):
