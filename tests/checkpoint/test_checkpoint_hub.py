@@ -397,6 +397,13 @@ def run_client(hub: FakeHub, cache: Path, text: str, revision: str = "", **varia
     return result.stdout.strip()
 
 
+def test_a_token_that_cannot_be_sent(hub: FakeHub, opener: Opener) -> None:
+    error = opener.refusal(token="hf_größe")
+    assert str(error) == "hf://org/name: the token has characters that no token has"
+    assert "HF_TOKEN" in str(error.hint) and "größe" not in str(error.hint)
+    assert (opener.waits, hub.requests) == ([], [])
+
+
 def test_environment_variables_of_the_client(hub: FakeHub, tmp_path: Path) -> None:
     """HF_ENDPOINT, HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE, read at import, so in a process of its own."""
     hub.repos["org/name"].private = True

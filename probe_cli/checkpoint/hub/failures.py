@@ -48,7 +48,7 @@ def is_refusal(error: BaseException) -> bool:
 def is_worth_retrying(error: BaseException) -> bool:
     """True if the same request may succeed in a moment: server errors, rate limits, cut answers, lost connections."""
     errors = _hub_errors()
-    if isinstance(error, errors.OfflineModeIsEnabled):
+    if isinstance(error, (errors.OfflineModeIsEnabled, UnicodeEncodeError)):
         return False
     status = _status(error)
     if status is not None:
@@ -92,6 +92,8 @@ def explain(error: BaseException, where: str, endpoint: str, *, tries: int = 1) 
         message, hint = "no such revision, expected a branch, tag or commit hash", "list them with `hf repos refs`"
     elif isinstance(error, errors.DisabledRepoError):
         message, hint = "is disabled by the Hub", f"see {endpoint}/{repo}"
+    elif isinstance(error, UnicodeEncodeError):  # of all that goes into a request, the token alone is sent as it is
+        message, hint = "the token has characters that no token has", "correct HF_TOKEN, or log in with `hf auth login`"
     elif status == 401:
         message, hint = "the Hub refused the token (401)", "log in again with `hf auth login`, or correct HF_TOKEN"
     elif status == 403:
