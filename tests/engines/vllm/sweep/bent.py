@@ -35,6 +35,17 @@ BENT: dict[str, Rules] = {
         (r"\.attention_layer_norm\.", ".input_layernorm."),
         (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
     ),
+    "HYV4ForCausalLM": (
+        (r"\.hc_pre\.(hc_attn_layer|hc_mlp_layer)\.", r".\1.hc_pre."),
+        (r"\.hc_pre\.hc_head\.", ".hc_head."),
+        (r"\.(mlp|shared_experts)\.linear_gate\.", r".\1.gate_proj."),
+    ),
+    "MossTranscribeDiarizeForConditionalGeneration": (
+        (r"^model\.audio_tower\.", "model.whisper_encoder."),
+        (r"^model\.multi_modal_projector\.linear_1\.", "model.vq_adaptor.layers.0."),
+        (r"^model\.multi_modal_projector\.linear_2\.", "model.vq_adaptor.layers.2."),
+        (r"^model\.multi_modal_projector\.norm\.", "model.vq_adaptor.layers.3."),
+    ),
     "KimiLinearForCausalLM": ((r"^model\.layers\.0\.block_sparse_moe\.", "model.layers.0.mlp."),),
     "MiniMaxM3SparseForConditionalGeneration": (
         (r"^(vision_tower\..*)\.block_sparse_moe\.", r"\1.mlp."),

@@ -49,9 +49,9 @@ class Outcome(msgspec.Struct):
     applications: int = 0
     declined: int = 0
     direct: int = 0
-    #: Reason -> folded names of sources that this rank leaves aside although nobody else could want them.
+    #: Reason -> folded names of sources that no loader of this rank is offered.
     unused: dict[str, list[str]] = {}
-    #: Folded names of parameters that nothing writes.
-    unfed: list[str] = []
+    #: Reason -> folded names of parameters that nothing writes.
+    unfed: dict[str, list[str]] = {}
     where: str = ""
     bent: str = ""

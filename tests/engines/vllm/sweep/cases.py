@@ -14,7 +14,7 @@ from tests.engines.vllm.sweep.case import Case
 from tests.engines.vllm.sweep.changes import CHANGES
 from tests.engines.vllm.sweep.header_only import Entry, write_checkpoint
 from tests.engines.vllm.sweep.published import OWN_CODE, write_own_code
-from tests.engines.vllm.sweep.quantized import CONFIGS, LAYOUTS, quantize, with_kv_scales
+from tests.engines.vllm.sweep.quantized import CONFIGS, LAYOUTS, left_whole, quantize, with_kv_scales
 from tests.engines.vllm.sweep.small_models import config_and_entries
 
 __all__ = ["architecture_cases", "registered_names", "special_cases"]
@@ -113,7 +113,7 @@ def _maker(
             entries = more(entries)
         if layout:
             entries = quantize(entries, LAYOUTS[layout])
-            config["quantization_config"] = CONFIGS[layout]
+            config["quantization_config"] = {**CONFIGS[layout], **left_whole(layout, entries)}
         write_checkpoint(folder, config, entries, ones=ones)
         if architecture in OWN_CODE:
             write_own_code(folder)

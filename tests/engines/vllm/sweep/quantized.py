@@ -12,8 +12,8 @@ from typing import Any
 from tests.engines.vllm.sweep.header_only import Entry
 
 __all__ = [
-    "awq", "block_fp8", "compressed_fp8", "compressed_int8", "compressed_w4a16", "gptq", "nvfp4", "quantize", "static_fp8",
-    "with_kv_scales",
+    "awq", "block_fp8", "compressed_fp8", "compressed_int8", "compressed_w4a16", "gptq", "left_whole", "nvfp4", "quantize",
+    "static_fp8", "with_kv_scales",
 ]  # fmt: skip
 
 _LINEAR = re.compile(r"\.(\w*_proj|\w*proj_with_mqa|w[123]|gate_up_proj|fc[12]|dense\w*)\.weight$")
@@ -106,6 +106,14 @@ def with_kv_scales(entries: Iterable[Entry]) -> list[Entry]:
             stem = entry[0].removesuffix("k_proj.weight")
             result += [(f"{stem}k_proj.k_scale", "F32", ()), (f"{stem}v_proj.v_scale", "F32", ())]
     return result
+
+
+def left_whole(layout: str, entries: Iterable[Entry]) -> dict[str, Any]:
+    """For layouts whose published configurations name what is not quantized: the routers."""
+    if CONFIGS[layout]["quant_method"] != "fp8":
+        return {}
+    routers = [name.removesuffix(".weight") for name, _, _ in entries if name.endswith(".mlp.gate.weight")]
+    return {"modules_to_not_convert": ["lm_head", *routers]} if routers else {}
 
 
 def _scheme(weights: dict[str, Any], inputs: dict[str, Any] | None, layout: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 
 from tests.engines.vllm.sweep.case import Outcome
@@ -19,8 +19,8 @@ the architecture's own configuration class, depths cut) and a checkpoint of head
 `save_pretrained` would write. One rank is probed: TP2, rank 1, an emulated H100; experts are spread (EP2)
 where the model has any. A case passes if the whole load is replayed, every write is attributed to its sources, and nothing
 is logged as an error. What stands under *left aside* and *nothing writes* is what vLLM's loading code does with such a
-checkpoint. A note about names says where they had to be bent to those that vLLM reads: that proves the replay, not the
-checkpoint.
+checkpoint, and why, as told from the model that vLLM built. A note about names says where they had to be bent to those that
+vLLM reads: that proves the replay, not the checkpoint.
 
 **{passed} of {made} architectures and {special_passed} of {special_made} quantizations and topologies pass.** For {absent}
 names of the registry transformers has no class (code of the model's repository, drafters, or names of vLLM alone); for
@@ -72,12 +72,16 @@ def _table(outcomes: Iterable[Outcome]) -> list[str]:
         "|---|---|---|--:|--:|--:|--:|---|---|---|",
     ]
     for o in outcomes:
-        aside = "; ".join(name for names in o.unused.values() for name in names)
         note = o.bent if o.status == "passed" else f"**{o.status}**: {o.reason}"
         numbers = " | ".join(f"{count:,}" for count in (o.sources, o.applications, o.declined, o.direct))
-        texts = " | ".join(_cell(text) for text in (aside, "; ".join(o.unfed), note))
+        texts = " | ".join((_reasons(o.unused), _reasons(o.unfed), _cell(note)))
         lines.append(f"| {o.name} | {o.model} | {_ranks(o.topology)} | {numbers} | {texts} |")
     return lines
+
+
+def _reasons(found: Mapping[str, Sequence[str]]) -> str:
+    """Each reason and what it holds of, the reasons whole."""
+    return "<br>".join(f"*{_cell(why)}*: {_cell('; '.join(names), 160)}" for why, names in found.items())
 
 
 def _ranks(topology: str) -> str:

@@ -21,6 +21,8 @@ from tests.engines.vllm.sweep.case import Case, Outcome
 from tests.engines.vllm.sweep.small_models import NoTransformersClass
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from probe_cli.engines.vllm.engine import VllmEngine
 
 __all__ = ["probe_case", "run_cases"]
@@ -135,8 +137,8 @@ def probe_case(case: Case) -> Outcome:
     from probe_cli.engines.base import EngineOptions
     from probe_cli.engines.vllm.engine import VllmEngine
     from probe_cli.manifest import Bundle
-    from probe_cli.manifest.patterns import fold_text
     from probe_cli.probe.build import build_rank
+    from tests.engines.vllm.sweep.reasons import why_unfed, why_unused
 
     outcome = Outcome(case.name, "failed", bent=case.bent)
     with tempfile.TemporaryDirectory() as folder:
@@ -163,6 +165,9 @@ def probe_case(case: Case) -> Outcome:
                 spread = msgspec.structs.replace(case.topology, ep=case.topology.tp * case.topology.dp)
                 engine = VllmEngine(options)
                 ranks = engine.ranks(checkpoint, spread)
+            built: list[nn.Module] = []
+            materialize = engine.materialize
+            engine.materialize = lambda *a: built.append(materialize(*a)) or built[-1]  # type: ignore[method-assign]
             result = build_rank(engine, checkpoint, ranks[case.rank])
             outcome.topology = str(ranks[case.rank].topology)
         except Exception as error:
@@ -176,11 +181,19 @@ def probe_case(case: Case) -> Outcome:
         outcome.declined = summary.declined
         outcome.direct = summary.direct_writes
         index = Bundle.build(checkpoint, [result.manifest], [result.unused]).index
-        outcome.unused = {reason: fold_text(names) for reason, names in index.unused.items() if reason != "declined"}
-        outcome.unfed = fold_text(sorted(index.unfed))
+        aside = [name for reason, names in index.unused.items() if reason != "declined" for name in names]
+        used = [source.name for source in result.manifest.sources]
+        outcome.unused = _folded(why_unused(aside, used, built[0], case.role))
+        outcome.unfed = _folded(why_unfed(sorted(index.unfed), built[0]))
         outcome.status = "passed" if summary.applications else "failed"
         outcome.reason = "" if summary.applications else "the load wrote nothing"
     return outcome
+
+
+def _folded(reasons: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    from probe_cli.manifest.patterns import fold_text
+
+    return {reason: fold_text(names) for reason, names in reasons.items()}
 
 
 def _in_folder(value: Any, folder: str) -> Any:
