@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import json
 import os
 import socket
 import subprocess
@@ -316,6 +317,56 @@ def test_the_command_writes_a_bundle_that_says_what_it_was_built_for(tmp_path: P
     )
     assert query.selectors == {"loaded_shard_id": "q"}
     assert str(tmp_path).encode() not in bundle.manifest(0).to_bytes(), "no path of this host"
+
+
+def _built(folder: Path, out: Path, *arguments: str) -> tuple[int, str, str]:
+    refuse_network()
+    return _command(
+        "build", str(folder), "--engine", "vllm", "--target", "h100", "--tp", "2", *arguments, "-o", str(out)
+    )
+
+
+def test_workers_side_by_side_make_what_one_makes(tmp_path: Path) -> None:
+    """However the ranks are shared out, the files of a bundle are the same, byte for byte."""
+    CASES["Qwen3-MoE TP2 EP2"].make(tmp_path / "checkpoint")
+    files = []
+    for jobs in ("1", "2"):
+        out = tmp_path / f"jobs{jobs}"
+        code, _, stderr = in_child(_built, tmp_path / "checkpoint", out, "--ep", "--jobs", jobs)
+        assert code == 0, stderr
+        files.append({file.name: file.read_bytes() for file in sorted(out.iterdir())})
+    assert len(files[0]) >= 3, "an index and two ranks"
+    assert files[0] == files[1]
+
+
+def _reprobed(bundle: Path, folder: Path, changed: bool) -> tuple[int, str, str]:
+    refuse_network()
+    if changed:
+        from vllm.model_executor.layers.linear import MergedColumnParallelLinear as Merged
+
+        original = Merged.weight_loader_v2
+
+        def crossed(self: Any, param: Any, loaded_weight: Any, loaded_shard_id: Any = None) -> None:
+            original(self, param, loaded_weight, 1 - loaded_shard_id)
+
+        Merged.weight_loader_v2 = crossed  # type: ignore[method-assign]
+    return _command("check", str(bundle), str(folder), "--engine", "vllm", "--reprobe", "--format", "json")
+
+
+def test_reprobing_finds_an_engine_that_routes_otherwise(tmp_path: Path) -> None:
+    """An upgrade that puts the gate's weight where the up projection's was: no name, shape or count tells."""
+    folder, bundle = _small(tmp_path / "checkpoint"), tmp_path / "manifests"
+    code, _, stderr = in_child(_built, folder, bundle)
+    assert code == 0, stderr
+    code, stdout, stderr = in_child(_reprobed, bundle, folder, False)
+    assert (code, json.loads(stdout)["findings"]) == (0, []), stderr
+    code, stdout, stderr = in_child(_reprobed, bundle, folder, True)
+    assert code == 1, stderr
+    findings = [finding for manifest in json.loads(stdout)["manifests"] for finding in manifest["findings"]]
+    assert [(found["code"], found["subject"], found["ranks"]) for found in findings] == [
+        ("PM401", f"model.layers.0.mlp.{part}_proj.weight", [0, 1]) for part in ("gate", "up")
+    ]
+    assert all("another offset" in found["what"] for found in findings)
 
 
 def test_auto_needs_a_device(tmp_path: Path) -> None:
