@@ -50,7 +50,7 @@ def command(
     """Ask each worker of a vLLM server about its weights: tracked or not, the state, the last receipt.
 
     URL is the server's, http://localhost:8000 if it is left out; it must run with VLLM_SERVER_DEV_MODE=1. Ends with 1
-    if a worker is not tracked, is undefined, or its last update failed.
+    if a worker is not tracked, is undefined, was given weights outside an update, or its last update failed.
     """
     if url is not None and receipts is not None:
         raise UsageError("give a URL or --receipts, not both")

@@ -78,9 +78,13 @@ def read_receipts(folder: Path) -> list[dict[str, Any]]:
 
 
 def is_healthy(entry: Mapping[str, Any]) -> bool:
-    """Tracked, not undefined, and the last update (if there was one) succeeded."""
+    """Tracked, not undefined, the last update (if there was one) succeeded, and nothing was loaded past it."""
     receipt = entry.get("receipt")
-    fine = entry.get("state") == "ready" and (receipt is None or bool(receipt.get("ok")))
+    fine = (
+        entry.get("state") == "ready"
+        and (receipt is None or bool(receipt.get("ok")))
+        and not entry.get("untracked_loads")
+    )
     return fine and (entry.get("draft") is None or is_healthy(entry["draft"]))
 
 
@@ -102,6 +106,11 @@ def _entry_lines(entry: Mapping[str, Any], verbose: bool) -> Iterator[str]:
     yield printable(head)
     if entry.get("reason"):
         yield printable(f"  not tracked: {entry['reason']}")
+    if entry.get("untracked_loads"):
+        calls = f"{entry['untracked_loads']} call" + "s" * (entry["untracked_loads"] != 1)
+        yield printable(
+            f"  {calls} of load_weights outside an update: weights that nothing has judged; send a full update"
+        )
     receipt = entry.get("receipt")
     if not isinstance(receipt, Mapping):
         if entry.get("tracked"):

@@ -80,6 +80,12 @@ def test_an_untracked_worker_is_a_finding(server: str, capsys: pytest.CaptureFix
     assert "not tracked: PROBE_MANIFEST is not set" in capsys.readouterr().out
 
 
+def test_weights_loaded_past_an_update_are_a_finding(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer({"results": [worker(0), {**worker(1), "untracked_loads": 2}]})
+    assert main(["vllm-status", server]) == 1
+    assert "2 calls of load_weights outside an update" in capsys.readouterr().out
+
+
 def test_json_carries_every_worker(server: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer({"results": [worker(0)]})
     assert main(["vllm-status", server, "--format", "json"]) == 0

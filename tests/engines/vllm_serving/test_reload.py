@@ -120,3 +120,28 @@ def test_a_stream_that_breaks_is_rolled_back_or_undefined_and_repaired(
     assert served.status["state"] in ("undefined", "ready")
     served.reload(weights_path=str(folders[1]))
     assert (served.digests, served.tokens()) == cold(folders[1])
+
+
+def test_loading_past_an_update_is_told_and_a_full_update_repairs(
+    served: Served,
+    folders: tuple[Path, Path],
+    cold: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a worker extension does that calls the model itself."""
+    import logging
+
+    served.reload(weights_path=str(folders[0]))
+    log = logging.getLogger("probe_cli.vllm")
+    monkeypatch.setattr(log, "propagate", True)
+    name = "model.norm.weight"
+    for _ in range(2):
+        served.worker.get_model().load_weights(iter([(name, tensors(folders[1])[name])]))
+    said = [record.getMessage() for record in caplog.records if "NOT TRACKED" in record.getMessage()]
+    assert len(said) == 1 and "load_weights of Qwen3MoeForCausalLM was called outside a weight update" in said[0]
+    assert (served.status["state"], served.status["untracked_loads"]) == ("ready", 2)
+    assert served.digests != cold(folders[0])[0]
+    served.reload(weights_path=str(folders[0]))
+    assert served.status["untracked_loads"] == 0
+    assert (served.digests, served.tokens()) == cold(folders[0])

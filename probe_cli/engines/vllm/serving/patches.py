@@ -117,7 +117,10 @@ def _begin(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def initialize_layerwise_reload(model: nn.Module, *args: Any, **kwargs: Any) -> None:
         found = tracked(model)
-        if found is None or found.session is None or _has_own_plan(sys._getframe(1).f_globals, model):
+        if found is None or found.session is None:
+            original(model, *args, **kwargs)
+        elif _has_own_plan(sys._getframe(1).f_globals, model):
+            found.written_elsewhere = True
             original(model, *args, **kwargs)
         else:
             found.begin()
@@ -129,10 +132,12 @@ def _finish(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def finalize_layerwise_reload(model: nn.Module, *args: Any, **kwargs: Any) -> None:
         found = tracked(model)
-        if found is None or found.session is None or _has_own_plan(sys._getframe(1).f_globals, model):
+        if found is None or found.session is None:
             original(model, *args, **kwargs)
-            if found is not None and found.session is not None:
-                found.session.revalidate()
+        elif _has_own_plan(sys._getframe(1).f_globals, model):
+            original(model, *args, **kwargs)
+            found.written_elsewhere = False
+            found.session.revalidate()
         else:
             found.finish()
 

@@ -54,7 +54,7 @@ class TrackedModel:
 
     __slots__ = (
         "_config", "_model_config", "_online", "_original_load", "_update", "generation", "log", "model", "noted", "rank", "reason",
-        "role", "session", "settings", "start_seconds",
+        "role", "session", "settings", "start_seconds", "strays", "written_elsewhere",
     )  # fmt: skip
 
     def __init__(self, model: nn.Module, config: Any, model_config: Any, role: str, settings: Settings) -> None:
@@ -68,6 +68,10 @@ class TrackedModel:
         self.reason = ""
         #: Full updates that have succeeded since the start.
         self.generation = 0
+        #: Calls of `load_weights` outside an update since the last full one: what they left behind, nobody has judged.
+        self.strays = 0
+        #: A transfer engine with a plan of its own is at work.
+        self.written_elsewhere = False
         #: What tracking added to the start.
         self.start_seconds = 0.0
         self.log = ReceiptLog(settings.receipts, role, replica_of(config))
@@ -99,6 +103,8 @@ class TrackedModel:
                 return self._original_load(update.track(weights), *args, **kwargs)
         if self.session is None:
             weights = self.noted.watch(weights)
+        elif not self.written_elsewhere:
+            self._note_stray()
         return self._original_load(weights, *args, **kwargs)
 
     def process(self, process: Callable[[], None]) -> None:
@@ -135,6 +141,15 @@ class TrackedModel:
             type(self.model).__name__, manifest.rank, manifest.document.summary.applications, len(manifest.layers),
             manifest.contract_digest[:19], self.start_seconds,
         )  # fmt: skip
+
+    def _note_stray(self) -> None:
+        if not self.strays:
+            _log.warning(
+                "load_weights of %s was called outside a weight update: what it writes is NOT TRACKED, nothing checks that it is "
+                "complete or processes it; call start_weight_update before it and finish_weight_update after it",
+                type(self.model).__name__,
+            )
+        self.strays += 1
 
     @property
     def _may_sleep(self) -> bool:
@@ -237,6 +252,7 @@ class TrackedModel:
             with loading_context(self._config, self._model_config.dtype):
                 update.finish()
             self.generation += 1
+            self.strays = 0
         except ProbeManifestError as error:
             # Only the text of an error leaves a worker, and only one worker's error reaches the caller.
             hint = f" ({error.hint})" if error.hint else ""
@@ -295,6 +311,7 @@ class TrackedModel:
             "reason": self.reason,
             "state": "untracked" if session is None else session.state,
             "generation": self.generation,
+            "untracked_loads": self.strays,
             "start_seconds": round(self.start_seconds, 3),
         }
         if session is not None:
