@@ -19,14 +19,16 @@ class UnitState:
     """One unit during one update."""
 
     __slots__ = (
-        "in_place", "in_scope", "last_used", "nbytes", "published", "remaining", "seconds", "snapshots",
+        "ceded", "in_place", "in_scope", "last_used", "nbytes", "published", "remaining", "seconds", "snapshots",
         "staged", "touched", "unit", "warned",
     )  # fmt: skip
 
-    def __init__(self, unit: Unit, staged: StagedUnit, remaining: int, *, in_place: bool) -> None:
+    def __init__(self, unit: Unit, staged: StagedUnit, remaining: int, *, in_place: bool, ceded: bool = False) -> None:
         self.unit = unit
         self.staged = staged
         self.in_place = in_place
+        #: Its layers are another model's: arrivals count, and nothing is written.
+        self.ceded = ceded
         #: Applications still to arrive in this update's scope.
         self.remaining = remaining
         self.in_scope = remaining > 0
@@ -85,7 +87,7 @@ class Progress:
             observed=expected - missing,
             extras=self.extras[name],
             declined=self.declined[name],
-            published=state.published,
+            published=state.published and not state.ceded,
             nbytes=state.nbytes,
             seconds=round(state.seconds, 6),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -24,8 +24,10 @@ from probe_cli.reload.processing import Processing
 from probe_cli.reload.progress import Destination
 from probe_cli.reload.recall import Recall
 from probe_cli.reload.receipt import Receipt
+from probe_cli.reload.replaced import Replaced, find_replaced
 from probe_cli.reload.scope import ScopeLike, resolve
 from probe_cli.reload.staging import StagedUnit, StagingPlan
+from probe_cli.reload.text import some
 from probe_cli.reload.units import Unit, units_of
 from probe_cli.reload.update import Update
 from probe_cli.reload.verify import placement, verify
@@ -130,6 +132,8 @@ class ReloadSession:
         #: What loader calls came to, and the tensors that they were for, kept over updates.
         self.recall = Recall(self.contract)
         self.destinations: dict[tuple[str, str], Destination] = {}
+        #: Layers that are another model's now, and where they were.
+        self.ceded: dict[str, Replaced] = {}
         #: Kept between updates if `keep_staging`, or where the system can take the memory when it needs it.
         self.pool: StagingPool | None = None
         self.bundle_digest = _bundle_digest(manifest)
@@ -191,6 +195,26 @@ class ReloadSession:
         with _registry_lock:
             _undefined.pop(self.model, None)
 
+    def cede(self, layers: Iterable[str]) -> None:
+        """These layers' modules were replaced after the load by another model's, which is updated on its own. From now on their
+        sources still have to arrive, but nothing is written; the tensors that the old modules held are let go.
+
+        Raises ReloadError if a layer is not there, or was not replaced.
+        """
+        replaced = find_replaced(self.cold.layout)
+        names = list(layers)
+        for name in names:
+            if name not in replaced:
+                known = (
+                    "its module is still the model's" if name in self.cold.layout.layers else "there is no such layer"
+                )
+                raise ReloadError(f"layer {name or '(model)'} cannot be ceded: {known}")
+        for name in names:
+            self.ceded[name] = replaced[name]
+            module = self.cold.layout.layers[name].module
+            for registered in (module._parameters, module._buffers):
+                registered.update(dict.fromkeys(registered))
+
     def close(self) -> None:
         """End the session. An update under way is aborted."""
         active = _active.get(self.model)
@@ -205,8 +229,8 @@ class ReloadSession:
         """Begin an update. Use it as a context manager: leaving the block finishes it, an exception aborts it.
 
         Raises ReloadError, before anything is touched, if the scope cuts through what is processed as one, the model
-        is undefined and the scope is not full, the expert placement is not what it was, or another update has the
-        model.
+        is undefined and the scope is not full, the expert placement is not what it was, a layer's module was replaced
+        and not ceded, or another update has the model.
         """
         self.number += 1
         if self._closed:
@@ -221,6 +245,7 @@ class ReloadSession:
                 hint='deliver a full update: session.update(scope="full")',
             )
         self._refuse_other_placement()
+        self._refuse_replaced()
         with _registry_lock:
             _refuse_if_active(self.model)
             update = Update(self, scope, due)
@@ -267,6 +292,15 @@ class ReloadSession:
             raise ReloadError(
                 f"the expert placement has changed since the contract was bound: {', '.join(changed[:4])}",
                 hint="probe the model again for a manifest of the new placement and make a new session with it",
+            )
+
+    def _refuse_replaced(self) -> None:
+        gone = sorted(find_replaced(self.cold.layout).keys() - self.ceded.keys())
+        if gone:
+            raise ReloadError(
+                f"modules were replaced since the contract was bound: {some(gone, 4)}; loading code would write to what stands "
+                "there now",
+                hint="make a new session, or session.cede([...]) the layers if those are another model's",
             )
 
     def _budget(self, asked: int | None) -> int:

@@ -22,6 +22,7 @@ from probe_cli.reload.pool import StagingPool
 from probe_cli.reload.progress import Destination, Progress, UnitState, describe_missing
 from probe_cli.reload.publish import Processed, process, publish
 from probe_cli.reload.receipt import Ballot, Finding, Receipt
+from probe_cli.reload.replaced import originals_in_place
 from probe_cli.reload.scope import ScopeLike
 from probe_cli.reload.staging import Home
 from probe_cli.reload.state import StateSnapshot
@@ -101,8 +102,9 @@ class Update:
         )
         for unit in session.units:
             remaining = sum(e.count for e in unit.expectations if e.index in due)
-            in_place = session.in_place and not unit.hooked and self._is_loaded_layout(unit.layers)
-            state = UnitState(unit, session.staged(unit), remaining, in_place=in_place)
+            ceded = all(layer.name in session.ceded for layer in unit.layers)
+            in_place = session.in_place and not (ceded or unit.hooked) and self._is_loaded_layout(unit.layers)
+            state = UnitState(unit, session.staged(unit), remaining, in_place=in_place, ceded=ceded)
             self._states.append(state)
             self._register(state)
 
@@ -175,11 +177,12 @@ class Update:
             self._loading = True
             try:
                 for state in self._states:
-                    if not state.published:
+                    if not state.published or state.ceded:
                         self._install(state)
                 tensors = [t for live in self._live.values() for t in live.tensors().values()]
                 tensors += [made for state in self._states for made in state.staged.objects.values()]
                 with ExitStack() as stack:
+                    stack.enter_context(originals_in_place(session.ceded.values()))
                     stack.enter_context(session.device.context())
                     if session.loading is not None:
                         stack.enter_context(session.loading())
@@ -237,6 +240,10 @@ class Update:
         self._event("complete", layer=unit.name)
         if state.in_place:
             state.published = True
+            return
+        if state.ceded:
+            state.published = True
+            state.staged.release()
             return
         deferred = any(self.session.cold.hooks_of.deferred(layer.name, layer.module) for layer in unit.layers)
         if self.session.commit == "layer" and not deferred:
@@ -314,7 +321,7 @@ class Update:
         contract."""
         waiting = [s for s in self._states if s.unit.expectations and s.in_scope and not s.published]
         hooks_of = self.session.cold.hooks_of
-        idle = [s for s in self._states if not s.unit.expectations and s.unit.hooked]
+        idle = [s for s in self._states if not s.unit.expectations and s.unit.hooked and not s.ceded]
         is_deferred = {
             id(s): any(hooks_of.deferred(layer.name, layer.module) for layer in s.unit.layers)
             for s in (*waiting, *idle)

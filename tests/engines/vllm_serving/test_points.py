@@ -68,6 +68,12 @@ CALLERS = [
         "self.weight_transfer_engine.reset_weight_update_target()",
     ),
     ("vllm.v1.worker.gpu_worker", "Worker.finish_weight_update", "self._weight_update_active = False"),
+    ("vllm.v1.worker.gpu_worker", "Worker.load_model", "self.model_runner.load_model("),
+    (
+        "vllm.v1.spec_decode.llm_base_proposer",
+        "SpecDecodeBaseProposer._maybe_share_embeddings",
+        ".embed_tokens = target_embed_tokens",
+    ),
     ("vllm.v1.executor.multiproc_executor", "MultiprocExecutor.collective_rpc", "self.response_mqs"),
     ("vllm.v1.executor.multiproc_executor", "MultiprocExecutor.collective_rpc", ".dequeue("),
     ("vllm.v1.executor.multiproc_executor", "MultiprocExecutor.collective_rpc", "raise RuntimeError("),

@@ -112,6 +112,5 @@ def test_layers_that_lora_wraps(folders: tuple[Path, Path]) -> None:
     updated_as_cold(folders, enable_lora=True, max_lora_rank=8)
 
 
-@pytest.mark.slow
 def test_a_compiled_model_sees_the_new_weights(folders: tuple[Path, Path]) -> None:
     updated_as_cold(folders, enforce_eager=False)

@@ -54,7 +54,7 @@ def start(folder: Path, kind: str) -> Any:
     return serve(folder, "record", distributed_executor_backend="mp", **KINDS[kind][0])
 
 
-@pytest.fixture(scope="module", params=["tp2", *(pytest.param(k, marks=pytest.mark.slow) for k in ("tp2-ep2", "pp2"))])
+@pytest.fixture(scope="module", params=list(KINDS))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -35,6 +35,7 @@ def install() -> None:
     _replace("process", _process)
     _replace("begin", _begin)
     _replace("finish", _finish)
+    _replace("loaded", _loaded)
     _replace("worker_finish", _worker_finish)
     _replace("sleep", _sleep)
     _replace("executor", read_all_answers)
@@ -157,6 +158,17 @@ def _has_own_plan(caller: dict[str, Any], model: nn.Module) -> bool:
 
 
 _told: set[str] = set()
+
+
+def _loaded(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        for found in _tracked_models(self):
+            if found.role == "draft":
+                found.share(self.get_model())
+
+    return load_model
 
 
 def _worker_finish(original: Callable[[Any], None]) -> Callable[[Any], None]:

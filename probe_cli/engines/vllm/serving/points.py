@@ -36,6 +36,9 @@ POINTS: dict[str, Point] = {
     ),
     "begin": Point(f"{_LOADER}.reload.layerwise", "initialize_layerwise_reload", "an update begins", everywhere=True),
     "finish": Point(f"{_LOADER}.reload.layerwise", "finalize_layerwise_reload", "an update ends", everywhere=True),
+    "loaded": Point(
+        "vllm.v1.worker.gpu_worker", "Worker.load_model", "a draft model has been given the model's own layers"
+    ),
     "worker_finish": Point(
         "vllm.v1.worker.gpu_worker", "Worker.finish_weight_update", "a failed end must not leave the update open"
     ),

@@ -24,6 +24,7 @@ from probe_cli.manifest import Manifest
 from probe_cli.manifest.read import read_any
 from probe_cli.reload import ColdLoad, ReloadSession, Update
 from probe_cli.reload.cold import Residue
+from probe_cli.reload.replaced import find_replaced
 from probe_cli.reload.verify import placement
 
 __all__ = ["TrackedModel", "tracked"]
@@ -229,6 +230,16 @@ class TrackedModel:
             yield
         finally:
             config.word_embeddings_untied_by_checkpoint = True
+
+    def share(self, main: nn.Module) -> None:
+        """A draft model may have been given layers of the main model: only the main model's updates write those."""
+        if self.session is None:
+            return
+        theirs = set(main.modules())
+        shared = [name for name, entry in find_replaced(self.session.cold.layout).items() if entry.successor in theirs]
+        if shared:
+            self.session.cede(shared)
+            _log.info("%s shares %s with the model that it drafts for", type(self.model).__name__, ", ".join(shared))
 
     # Updates
 

@@ -1,0 +1,191 @@
+"""A drafter that is given another model's layers after its load: its updates still ask for their sources, and write nothing there."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from probe_cli.errors import IncompleteUpdate, ReloadError
+from probe_cli.reload import ReloadSession
+from probe_cli.reload.processing import DefaultProcessing
+from tests.reload.models import Model, Weights, bits, cold, parameter, weights_like
+
+SHAPES = {"embed.weight": (6, 4), "mid.weight": (4, 4), "head.norm.weight": (4,), "head.out.weight": (6, 4)}
+SHARED = ("embed", "head.out")
+
+
+class Layer(nn.Module):
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = parameter(*shape)
+
+
+class Drafter(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = Layer(6, 4)
+        self.mid = Layer(4, 4)
+        self.head = nn.Module()
+        self.head.norm = Layer(4)
+        self.head.out = Layer(6, 4)
+
+
+class Scaled(DefaultProcessing):
+    """Post-processing that fails on a layer without its weight."""
+
+    def has_hook(self, name: str, module: nn.Module) -> bool:
+        return isinstance(module, Layer)
+
+    def process(self, name: str, module: nn.Module) -> None:
+        module.weight.data.mul_(2)  # type: ignore[operator, union-attr]
+
+
+def weights(seed: int) -> Weights:
+    return weights_like(SHAPES, seed)
+
+
+def shared(cede: bool = True, **options: Any) -> tuple[Drafter, Drafter, ReloadSession]:
+    """(the main model, the drafter that has its embeddings and output layer, the drafter's session)."""
+    main, _, _ = cold(Drafter, weights(7))
+    drafter, manifest, load = cold(Drafter, weights(1))
+    session = ReloadSession(drafter, manifest, cold=load, **options)
+    drafter.embed, drafter.head.out = main.embed, main.head.out
+    if cede:
+        session.cede(SHARED)
+    return main, drafter, session
+
+
+def values(model: nn.Module) -> dict[str, tuple[object, ...]]:
+    return {name: bits(tensor) for name, tensor in model.state_dict().items()}
+
+
+def chunks(given: Weights, size: int) -> list[list[tuple[str, torch.Tensor]]]:
+    items = list(given.items())
+    return [items[at : at + size] for at in range(0, len(items), size)]
+
+
+@pytest.mark.parametrize("commit", ["layer", "model"])
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_only_its_own_layers_are_written(commit: Any, size: int) -> None:
+    main, drafter, session = shared(commit=commit)
+    before = values(main)
+    with session.update() as update:
+        for chunk in chunks(weights(2), size):
+            update.load_weights(chunk)
+            assert drafter.embed is main.embed and drafter.head.out is main.head.out
+    assert values(main) == before
+    for name in ("mid.weight", "head.norm.weight"):
+        assert bits(drafter.state_dict()[name]) == bits(weights(2)[name])
+    assert update.receipt is not None and update.receipt.observed == update.receipt.expected == 4
+    published = {layer.name for layer in update.receipt.layers if layer.published}
+    assert published == {"mid", "head.norm"}
+
+
+@pytest.mark.parametrize("lacking", list(SHAPES))
+def test_their_sources_are_still_asked_for(lacking: str) -> None:
+    main, _, session = shared()
+    before = values(main)
+    with pytest.raises(IncompleteUpdate, match=lacking), session.update() as update:
+        update.load_weights((name, value) for name, value in weights(2).items() if name != lacking)
+    assert values(main) == before
+
+
+def test_what_comes_late_is_refused_as_for_any_layer() -> None:
+    main, drafter, session = shared()
+    before = values(main)
+    update = session.update()
+    update.load_weights(weights(2).items())
+    with pytest.raises(ReloadError, match="layer embed is published already"):
+        update.load_weights([("embed.weight", torch.full((6, 4), 9.0))])
+    assert values(main) == before and drafter.embed is main.embed
+
+
+def test_a_loader_that_fails_leaves_the_shared_layers_in_place() -> None:
+    main, drafter, session = shared()
+    before = values(main)
+    with pytest.raises(ReloadError, match=r"built for F32\[6, 4\]"), session.update() as update:
+        update.load_weights([("embed.weight", torch.zeros(3, 3))])
+    assert drafter.embed is main.embed and values(main) == before
+
+
+def test_memory_of_the_old_modules_is_let_go() -> None:
+    main, _, _ = cold(Drafter, weights(7))
+    drafter, manifest, load = cold(Drafter, weights(1))
+    old = [weakref.ref(drafter.embed.weight), weakref.ref(drafter.head.out.weight)]
+    session = ReloadSession(drafter, manifest, cold=load)
+    drafter.embed, drafter.head.out = main.embed, main.head.out
+    gc.collect()
+    assert all(ref() is not None for ref in old)
+    session.cede(SHARED)
+    gc.collect()
+    assert all(ref() is None for ref in old)
+
+
+def test_post_processing_does_not_run_on_them() -> None:
+    main, _, _ = cold(Drafter, weights(7))
+    drafter, manifest, load = cold(Drafter, weights(1))
+    session = ReloadSession(drafter, manifest, cold=load, processing=Scaled())
+    drafter.embed, drafter.head.out = main.embed, main.head.out
+    session.cede(SHARED)
+    before = values(main)
+    with session.update() as update:
+        update.load_weights(weights(2).items())
+    assert values(main) == before
+    assert bits(drafter.mid.weight) == bits(weights(2)["mid.weight"] * 2)
+
+
+def test_a_replaced_module_that_nobody_accounts_for_refuses_the_update() -> None:
+    main, _, session = shared(cede=False)
+    before = values(main)
+    with pytest.raises(ReloadError, match=r"modules were replaced since the contract was bound: embed, head\.out"):
+        session.update()
+    assert values(main) == before and session.state == "ready"
+
+
+@pytest.mark.parametrize(("name", "said"), [("mid", "still the model's"), ("nowhere", "no such layer")])
+def test_only_what_was_replaced_can_be_ceded(name: str, said: str) -> None:
+    _, _, session = shared(cede=False)
+    with pytest.raises(ReloadError, match=said):
+        session.cede([name])
+
+
+def test_a_replaced_parent_takes_its_layers_with_it() -> None:
+    main, _, _ = cold(Drafter, weights(7))
+    drafter, manifest, load = cold(Drafter, weights(1))
+    session = ReloadSession(drafter, manifest, cold=load)
+    drafter.head = main.head
+    session.cede(["head.norm", "head.out"])
+    before = values(main)
+    with session.update() as update:
+        update.load_weights(weights(2).items())
+    assert values(main)["head.norm.weight"] == before["head.norm.weight"]
+    assert values(main) == before and drafter.head is main.head
+    assert bits(drafter.embed.weight) == bits(weights(2)["embed.weight"])
+
+
+def test_a_wrapper_around_a_layer_is_no_replacement() -> None:
+    """As LoRA does: the layer is still there, one step further down."""
+    drafter, manifest, load = cold(Drafter, weights(1))
+    session = ReloadSession(drafter, manifest, cold=load, load=_through_wrappers(drafter))
+    wrapper = nn.Module()
+    wrapper.base_layer = drafter.mid
+    drafter.mid = wrapper  # type: ignore[assignment]
+    with session.update() as update:
+        update.load_weights(weights(2).items())
+    assert bits(wrapper.base_layer.weight) == bits(weights(2)["mid.weight"])  # type: ignore[union-attr, arg-type]
+
+
+def _through_wrappers(model: Drafter) -> Callable[[Any], object]:
+    def load(given: Any) -> object:
+        named = {name.replace(".base_layer", ""): tensor for name, tensor in model.named_parameters()}
+        for name, tensor in given:
+            named[name].weight_loader(named[name], tensor)  # type: ignore[attr-defined]
+        return None
+
+    return load
