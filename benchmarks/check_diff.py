@@ -29,13 +29,13 @@ from probe_cli.topology import Rank  # noqa: E402
 _RUNS = 5
 _CHILD = """
 import sys, time
-from probe_cli.cli.main import main
+from probe_cli.cli.main import leave, main
 code = main(sys.argv[2:])
 # The peak of this program alone: getrusage would count the parent it was forked from.
 peak = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
 with open(sys.argv[1], "w") as out:
     print(peak[0] if peak else 0, time.process_time(), file=out)
-sys.exit(code)
+leave(code)
 """
 
 

@@ -202,3 +202,24 @@ def test_every_switch_can_be_turned_on_and_off_by_its_variable(name: str, monkey
                 assert value(option) is expected, f"{variable}={text}"
             monkeypatch.delenv(variable)
             assert value(option) is False
+
+
+def _left(script: str) -> subprocess.CompletedProcess[str]:
+    code = f"import atexit, threading, time\nfrom probe_cli.cli.main import leave\n{script}\nleave(7)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+
+
+def test_leaving_prints_what_was_printed_and_runs_what_is_due() -> None:
+    done = _left("atexit.register(lambda: print('due', flush=True))\nprint('said', end=' ')")
+    assert (done.returncode, done.stdout) == (7, "said due\n")
+
+
+def test_leaving_waits_for_threads() -> None:
+    done = _left("threading.Thread(target=lambda: (time.sleep(0.3), print('done'))).start()")
+    assert (done.returncode, done.stdout) == (7, "done\n")
+
+
+def test_leaving_takes_nothing_apart() -> None:
+    """Objects that end with the interpreter are not called."""
+    done = _left("class Large:\n def __del__(self): print('taken apart')\nkept = Large()")
+    assert (done.returncode, done.stdout) == (7, "")
