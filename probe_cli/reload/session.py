@@ -229,8 +229,8 @@ class ReloadSession:
         """Begin an update. Use it as a context manager: leaving the block finishes it, an exception aborts it.
 
         Raises ReloadError, before anything is touched, if the scope cuts through what is processed as one, the model
-        is undefined and the scope is not full, the expert placement is not what it was, a layer's module was replaced
-        and not ceded, or another update has the model.
+        is undefined and the scope is not full, the expert placement is not what it was, the module of a layer
+        that sources are for was replaced and not ceded, or another update has the model.
         """
         self.number += 1
         if self._closed:
@@ -295,7 +295,8 @@ class ReloadSession:
             )
 
     def _refuse_replaced(self) -> None:
-        gone = sorted(find_replaced(self.cold.layout).keys() - self.ceded.keys())
+        due = {expectation.layer for expectation in self.contract.expectations}
+        gone = sorted((find_replaced(self.cold.layout).keys() & due) - self.ceded.keys())
         if gone:
             raise ReloadError(
                 f"modules were replaced since the contract was bound: {some(gone, 4)}; loading code would write to what stands "

@@ -148,6 +148,22 @@ def test_a_replaced_module_that_nobody_accounts_for_refuses_the_update() -> None
     assert values(main) == before and session.state == "ready"
 
 
+def test_a_module_that_no_source_is_for_may_be_replaced() -> None:
+    """As vLLM does with the quantization methods of experts, which are modules too."""
+    drafter, manifest, load = cold(WithScale, weights(1))
+    session = ReloadSession(drafter, manifest, cold=load)
+    drafter.helper = Layer(2)
+    with session.update() as update:
+        update.load_weights(weights(2).items())
+    assert bits(drafter.mid.weight) == bits(weights(2)["mid.weight"])
+
+
+class WithScale(Drafter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.helper = Layer(2)
+
+
 @pytest.mark.parametrize(("name", "said"), [("mid", "still the model's"), ("nowhere", "no such layer")])
 def test_only_what_was_replaced_can_be_ceded(name: str, said: str) -> None:
     _, _, session = shared(cede=False)
