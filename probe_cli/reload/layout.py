@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from torch import nn
 from probe_cli.model.inventory import Inventory, OwnedTensor
 from probe_cli.model.storage import byte_range
 
-__all__ = ["Cluster", "LayerLayout", "LoadedLayout", "TensorLayout"]
+__all__ = ["Cluster", "LayerLayout", "LoadedLayout", "Place", "TensorLayout"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +63,19 @@ class LayerLayout:
     empty: dict[str, bool] = field(default_factory=dict)
 
 
+class Place(NamedTuple):
+    """Where a module stood: `holder.name` was `module`. A module may have several places."""
+
+    holder: nn.Module
+    name: str
+    module: nn.Module
+
+    @property
+    def occupant(self) -> nn.Module | None:
+        """What stands there now."""
+        return self.holder._modules.get(self.name)
+
+
 class LoadedLayout:
     """Layers in model order, and the clusters of their tensors. `also` names modules that count as layers without
     owning a tensor, since they have post-processing."""
@@ -71,6 +84,12 @@ class LoadedLayout:
         inventory = Inventory(model)
         self.model = model
         self.names_of_modules = inventory.names_of_modules
+        self.places = [
+            Place(holder, name, child)
+            for holder in inventory.names_of_modules
+            for name, child in holder._modules.items()
+            if child is not None
+        ]
         self.layers: dict[str, LayerLayout] = {
             name: LayerLayout(name, module)
             for module, name in inventory.names_of_modules.items()

@@ -15,7 +15,7 @@ from probe_cli.manifest import Manifest, digest
 from probe_cli.manifest.schema import EngineIdentity
 from probe_cli.model.loaders import LoaderSites
 from probe_cli.model.selectors import DEFAULT_CONTROL_FLAGS, Binder
-from probe_cli.reload.cold import ColdLoad
+from probe_cli.reload.cold import ColdLoad, fed_tensors
 from probe_cli.reload.contract import Contract
 from probe_cli.reload.counters import Counters
 from probe_cli.reload.device import Device, device_of
@@ -24,7 +24,7 @@ from probe_cli.reload.processing import Processing
 from probe_cli.reload.progress import Destination
 from probe_cli.reload.recall import Recall
 from probe_cli.reload.receipt import Receipt
-from probe_cli.reload.replaced import Replaced, find_replaced
+from probe_cli.reload.replaced import Replaced, Replacements, find_replaced, is_hollow, let_go, registered_names
 from probe_cli.reload.scope import ScopeLike, resolve
 from probe_cli.reload.staging import StagedUnit, StagingPlan
 from probe_cli.reload.text import some
@@ -132,8 +132,14 @@ class ReloadSession:
         #: What loader calls came to, and the tensors that they were for, kept over updates.
         self.recall = Recall(self.contract)
         self.destinations: dict[tuple[str, str], Destination] = {}
-        #: Layers that are another model's now, and where they were.
+        #: Layers that gave a place to another model's, and which.
         self.ceded: dict[str, Replaced] = {}
+        #: Tensors that serving needs, of layers that were processed: layer -> names.
+        self._processed = {
+            layer.name: registered_names(layer.module)
+            for layer in cold.layout.layers.values()
+            if cold.hooks is not None and cold.hooks_of.has_hook(layer.name, layer.module)
+        }
         #: Kept between updates if `keep_staging`, or where the system can take the memory when it needs it.
         self.pool: StagingPool | None = None
         self.bundle_digest = _bundle_digest(manifest)
@@ -141,6 +147,9 @@ class ReloadSession:
         self.staging_bytes = self._budget(staging_bytes)
         self._load = load
         self._closed = False
+        self._fed = fed_tensors(self.contract)
+        #: Layers that some application writes to.
+        self._needed = {full_name.rpartition(".")[0] for full_name in self._fed} & cold.layout.layers.keys()
         self._placement_of = placement_of
         self._placement = dict(placement_of(model))
         self._staged: dict[int, StagedUnit] = {}
@@ -196,12 +205,15 @@ class ReloadSession:
             _undefined.pop(self.model, None)
 
     def cede(self, layers: Iterable[str]) -> None:
-        """These layers' modules were replaced after the load by another model's, which is updated on its own. From now on their
-        sources still have to arrive, but nothing is written; the tensors that the old modules held are let go.
+        """These layers gave their place to another model's after the load, which is updated on its own. From now on nothing is
+        written to what stands there, and their sources still have to arrive. A layer that the model has nowhere else lets its tensors
+        go; one that it has under another name too goes on being updated.
 
-        Raises ReloadError if a layer is not there, or was not replaced.
+        Raises ReloadError if a layer is not there, or was not replaced, or an update is under way.
         """
-        replaced = find_replaced(self.cold.layout)
+        if self.state == "updating":
+            raise ReloadError("layers cannot be ceded while an update is under way; finish or abort it first")
+        replaced = find_replaced(self.cold.layout).layers
         names = list(layers)
         for name in names:
             if name not in replaced:
@@ -211,9 +223,13 @@ class ReloadSession:
                 raise ReloadError(f"layer {name or '(model)'} cannot be ceded: {known}")
         for name in names:
             self.ceded[name] = replaced[name]
-            module = self.cold.layout.layers[name].module
-            for registered in (module._parameters, module._buffers):
-                registered.update(dict.fromkeys(registered))
+            if replaced[name].gone:
+                let_go(replaced[name].layer.module)
+
+    def is_gone(self, layer: str) -> bool:
+        """Whether a layer was ceded and is nowhere in the model: nothing is written for it."""
+        entry = self.ceded.get(layer)
+        return entry is not None and entry.gone
 
     def close(self) -> None:
         """End the session. An update under way is aborted."""
@@ -230,7 +246,7 @@ class ReloadSession:
 
         Raises ReloadError, before anything is touched, if the scope cuts through what is processed as one, the model
         is undefined and the scope is not full, the expert placement is not what it was, the module of a layer
-        that sources are for was replaced and not ceded, or another update has the model.
+        that sources are for was replaced and not ceded, a tensor that they are for is gone, or another update has the model.
         """
         self.number += 1
         if self._closed:
@@ -245,7 +261,7 @@ class ReloadSession:
                 hint='deliver a full update: session.update(scope="full")',
             )
         self._refuse_other_placement()
-        self._refuse_replaced()
+        self.require_structure()
         with _registry_lock:
             _refuse_if_active(self.model)
             update = Update(self, scope, due)
@@ -294,15 +310,60 @@ class ReloadSession:
                 hint="probe the model again for a manifest of the new placement and make a new session with it",
             )
 
-    def _refuse_replaced(self) -> None:
-        due = {expectation.layer for expectation in self.contract.expectations}
-        gone = sorted((find_replaced(self.cold.layout).keys() & due) - self.ceded.keys())
+    def require_modules(self) -> Replacements:
+        """What has been replaced since the cold load. Raises ReloadError if loading code would find a module there that is not
+        for it."""
+        replaced = find_replaced(self.cold.layout)
+        gone = sorted(
+            name
+            for name, entry in replaced.layers.items()
+            if name in self._needed and not (name in self.ceded and self.ceded[name].covers(entry))
+        )
         if gone:
             raise ReloadError(
                 f"modules were replaced since the contract was bound: {some(gone, 4)}; loading code would write to what stands "
                 "there now",
                 hint="make a new session, or session.cede([...]) the layers if those are another model's",
             )
+        return replaced
+
+    def require_structure(self) -> None:
+        """Raise ReloadError unless the model's modules and tensors are where loading code found them at the cold load."""
+        layout = self.cold.layout
+        replaced = self.require_modules().layers
+        hollow = sorted(
+            name
+            for name in self._needed
+            if not self.is_gone(name) or name not in replaced
+            if is_hollow(layout.layers[name].module)
+        )
+        if hollow:
+            raise ReloadError(
+                f"{some(hollow, 4)} {'is' if len(hollow) == 1 else 'are'} the model's again, but let go of all tensors when ceded",
+                hint="put the other model's module back in place, or load this model anew and make a new session",
+            )
+        lost = sorted(
+            f"{name}.{local}" if name else local
+            for name in self._needed
+            if not self.is_gone(name)
+            for local in self._serving_names(name) - registered_names(layout.layers[name].module)
+        )
+        if lost:
+            raise ReloadError(
+                f"tensors are no longer registered since the contract was bound: {some(lost, 4)} (parametrized, pruned or deleted); "
+                "an update would not reach what the model computes with",
+                hint="undo that, or build the manifest for the model as it is now and make a new session",
+            )
+
+    def _serving_names(self, layer: str) -> frozenset[str]:
+        """The tensors that an update of a layer is for: as processed, or else as loaded."""
+        found = self._processed.get(layer)
+        if found is not None:
+            return found
+        entry = self.cold.layout.layers[layer]
+        if self.cold.hooks_of.has_hook(layer, entry.module):
+            return frozenset()  # processed at a time that nobody told: its tensors are what they are
+        return frozenset(name for name in entry.tensors if f"{layer}.{name}".lstrip(".") in self._fed)
 
     def _budget(self, asked: int | None) -> int:
         staged = [unit for unit in self.units if unit.clusters]

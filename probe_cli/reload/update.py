@@ -102,7 +102,7 @@ class Update:
         )
         for unit in session.units:
             remaining = sum(e.count for e in unit.expectations if e.index in due)
-            ceded = all(layer.name in session.ceded for layer in unit.layers)
+            ceded = all(session.is_gone(layer.name) for layer in unit.layers)
             in_place = session.in_place and not (ceded or unit.hooked) and self._is_loaded_layout(unit.layers)
             state = UnitState(unit, session.staged(unit), remaining, in_place=in_place, ceded=ceded)
             self._states.append(state)
@@ -176,13 +176,15 @@ class Update:
             session = self.session
             self._loading = True
             try:
+                originals = session.require_modules().wrapped
+                originals += (place for entry in session.ceded.values() for place in entry.places)
                 for state in self._states:
                     if not state.published or state.ceded:
                         self._install(state)
                 tensors = [t for live in self._live.values() for t in live.tensors().values()]
                 tensors += [made for state in self._states for made in state.staged.objects.values()]
                 with ExitStack() as stack:
-                    stack.enter_context(originals_in_place(session.ceded.values()))
+                    stack.enter_context(originals_in_place(originals))
                     stack.enter_context(session.device.context())
                     if session.loading is not None:
                         stack.enter_context(session.loading())
@@ -301,6 +303,7 @@ class Update:
         with self._lock:
             self._require_open()
             try:
+                self.session.require_structure()
                 self._judge()
                 self._publish_rest()
                 self._vote("outcome")

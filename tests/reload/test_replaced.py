@@ -205,3 +205,157 @@ def _through_wrappers(model: Drafter) -> Callable[[Any], object]:
         return None
 
     return load
+
+
+class Twice(Model):
+    """One module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = Layer(2, 2)
+        self.b = self.a
+        self.mid = Layer(2, 2)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_layer_that_loses_one_of_its_names(name: str) -> None:
+    """Loading code would find the other module under that name, though the layer is still the model's."""
+    shapes = {"a.weight": (2, 2), "mid.weight": (2, 2)}
+    model, manifest, load = cold(Twice, weights_like(shapes, 1))
+    session = ReloadSession(model, manifest, cold=load)
+    foreign = Layer(2, 2)
+    foreign.weight.fill_(42)
+    kept = model.b if name == "a" else model.a
+    setattr(model, name, foreign)
+    with pytest.raises(ReloadError, match="modules were replaced since the contract was bound: a;"):
+        session.update()
+    session.cede(["a"])
+    with session.update() as update:
+        update.load_weights(weights_like(shapes, 2).items())
+    assert foreign.weight.eq(42).all() and getattr(model, name) is foreign
+    assert bits(kept.weight) == bits(weights_like(shapes, 2)["a.weight"])
+
+
+def test_a_layer_that_then_loses_its_last_name() -> None:
+    shapes = {"a.weight": (2, 2), "mid.weight": (2, 2)}
+    model, manifest, load = cold(Twice, weights_like(shapes, 1))
+    session = ReloadSession(model, manifest, cold=load)
+    model.a = Layer(2, 2)
+    session.cede(["a"])
+    model.b = Layer(2, 2)
+    with pytest.raises(ReloadError, match="modules were replaced"):
+        session.update()
+    session.cede(["a"])
+    with session.update() as update:
+        update.load_weights(weights_like(shapes, 2).items())
+    assert not any(layer.weight.any() for layer in (model.a, model.b))
+
+
+class Across(Model):
+    """The loader of one layer also writes to another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = Layer(2, 2)
+        self.b = Layer(2, 2)
+
+        def both(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+            param.data.copy_(loaded_weight)
+            self.b.weight.data.copy_(loaded_weight * 2)
+
+        self.a.weight.weight_loader = both  # type: ignore[attr-defined]
+
+
+def test_a_layer_that_another_layers_loader_writes_to() -> None:
+    model, manifest, load = cold(Across, weights_like({"a.weight": (2, 2)}, 1))
+    session = ReloadSession(model, manifest, cold=load)
+    model.b = Layer(2, 2)
+    with pytest.raises(ReloadError, match="modules were replaced since the contract was bound: b;"):
+        session.update()
+    assert not model.b.weight.any()
+
+
+def test_a_module_replaced_during_an_update_fails_it() -> None:
+    main, drafter, session = shared(cede=False)
+    drafter.embed, drafter.head.out = (place.module for place in _places(session, "embed", "out"))
+    before = values(main)
+    update = session.update()
+    update.load_weights([("mid.weight", weights(2)["mid.weight"])])
+    drafter.embed = main.embed
+    with pytest.raises(ReloadError, match="cannot be ceded while an update is under way"):
+        session.cede(["embed"])
+    with pytest.raises(ReloadError, match="modules were replaced"):
+        update.load_weights([("embed.weight", weights(2)["embed.weight"])])
+    assert values(main) == before and session.state == "undefined"
+
+
+def _places(session: ReloadSession, *names: str) -> list[Any]:
+    return [next(place for place in session.cold.layout.places if place.name == name) for name in names]
+
+
+def test_a_module_replaced_after_the_last_chunk_fails_the_update() -> None:
+    main, drafter, session = shared(cede=False, commit="model")
+    drafter.embed, drafter.head.out = (place.module for place in _places(session, "embed", "out"))
+    update = session.update()
+    update.load_weights(weights(2).items())
+    drafter.embed = main.embed
+    with pytest.raises(ReloadError, match="modules were replaced"):
+        update.finish()
+    assert session.state == "ready"
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["same session", "new session"])
+def test_a_ceded_module_that_comes_back_has_no_tensors(again: bool) -> None:
+    _main, drafter, session = shared()
+    if again:
+        session = ReloadSession(drafter, session.manifest, cold=session.cold)
+    drafter.embed, drafter.head.out = (place.module for place in _places(session, "embed", "out"))
+    with pytest.raises(ReloadError, match=r"embed, head\.out are the model's again, but let go of all tensors"):
+        session.update()
+
+
+def test_a_place_that_was_emptied_stays_empty() -> None:
+    _, drafter, session = shared(cede=False)
+    drafter.embed = None  # type: ignore[assignment]
+    del drafter.head.out
+    session.cede(SHARED)
+    with session.update() as update:
+        update.load_weights(weights(2).items())
+    assert drafter.embed is None and not hasattr(drafter.head, "out")
+
+
+def _parametrize(layer: nn.Module) -> None:
+    nn.utils.parametrize.register_parametrization(layer, "weight", nn.Identity())
+
+
+def _remove(layer: nn.Module) -> None:
+    layer.weight = None  # type: ignore[assignment]
+
+
+def _unregister(layer: nn.Module) -> None:
+    del layer.weight
+
+
+@pytest.mark.parametrize("options", [{}, {"in_place": True}, {"commit": "model"}])
+@pytest.mark.parametrize("change", [_parametrize, _remove, _unregister])
+@pytest.mark.parametrize("processing", [None, Scaled()], ids=["plain", "processed"])
+def test_a_tensor_that_is_gone_refuses_the_update(
+    change: Callable[[nn.Module], None], options: dict[str, Any], processing: Any
+) -> None:
+    drafter, manifest, load = cold(Drafter, weights(1))
+    session = ReloadSession(drafter, manifest, cold=load, processing=processing, **options)
+    change(drafter.mid)
+    with pytest.raises(ReloadError, match=r"no longer registered since the contract was bound: mid\.weight"):
+        session.update()
+    assert session.state == "ready"
+
+
+def test_load_code_finds_layers_that_were_wrapped_where_they_were() -> None:
+    """`torch.compile` of a part of the model changes the names of its parameters."""
+    drafter, manifest, load = cold(Drafter, weights(1))
+    session = ReloadSession(drafter, manifest, cold=load)
+    compiled = drafter.mid = torch.compile(drafter.mid, backend="eager")  # type: ignore[assignment]
+    with session.update() as update:
+        update.load_weights(weights(2).items())
+    assert drafter.mid is compiled
+    assert bits(compiled._orig_mod.weight) == bits(weights(2)["mid.weight"])  # type: ignore[union-attr, arg-type]

@@ -236,7 +236,8 @@ class TrackedModel:
         if self.session is None:
             return
         theirs = set(main.modules())
-        shared = [name for name, entry in find_replaced(self.session.cold.layout).items() if entry.successor in theirs]
+        replaced = find_replaced(self.session.cold.layout).layers
+        shared = [name for name, entry in replaced.items() if entry.is_part_of(theirs)]
         if shared:
             self.session.cede(shared)
             _log.info("%s shares %s with the model that it drafts for", type(self.model).__name__, ", ".join(shared))
