@@ -44,6 +44,8 @@ class InterceptedLoader:
     def __call__(self, *args: Any, **kwargs: Any) -> object:
         interception = self._interception
         if interception.thread != get_ident():
+            if interception.is_awaited_elsewhere(self._parameter, args):
+                return interception.elsewhere(self.__wrapped__, self._parameter, args, kwargs)  # type: ignore[misc]
             return self.__wrapped__(*args, **kwargs)
         return interception.on_call(self.__wrapped__, self._parameter, args, kwargs)
 
@@ -87,9 +89,9 @@ class _Descriptor:
             if loader is _MISSING:
                 loader = self._from_class(instance, owner)
         interception = self.interception
-        if interception.thread != get_ident():
-            return loader
         key = id(instance)
+        if interception.thread != get_ident() and not interception.is_awaited_elsewhere(instance, ()):
+            return loader
         known = interception.known.get(key)
         if known is not None and known.__wrapped__ is loader:
             return known
@@ -123,6 +125,8 @@ class _Descriptor:
 class LoaderInterception:
     """Context manager: inside it, in the thread that entered it, every loader call goes through `on_call`.
 
+    Calls in other threads are not for it, unless they are for one of `tensors` and there is an `elsewhere` to give them to.
+
     `tensors` are those that are expected, whose classes may define `weight_loader` themselves; `default_loaders` are
     module-level functions that load parameters without a loader of their own: they are replaced under every name they
     were imported to, for the duration. `sites` remembers those names for whoever intercepts again and again; they are
@@ -135,9 +139,11 @@ class LoaderInterception:
         tensors: Iterable[torch.Tensor] = (),
         default_loaders: Sequence[Callable[..., object]] = (),
         sites: LoaderSites | None = None,
+        elsewhere: OnCall | None = None,
     ) -> None:
         self._sites = LoaderSites() if sites is None else sites
         self.on_call = on_call
+        self.elsewhere = elsewhere
         self._classes: dict[type, _Descriptor] = {}
         self._tensors = list(tensors)
         self._pending = {type(tensor) for tensor in self._tensors} | {torch.Tensor, nn.Parameter}
@@ -160,6 +166,12 @@ class LoaderInterception:
             self._restore()
             raise
         return self
+
+    def is_awaited_elsewhere(self, parameter: torch.Tensor | None, args: tuple[Any, ...]) -> bool:
+        """Whether a call in another thread, while this is active, is for a tensor that is expected in this one."""
+        if self.elsewhere is None or self.thread is None:
+            return False
+        return id(parameter) in self.known or (bool(args) and id(args[0]) in self.known)
 
     def cover(self, cls: type) -> None:
         """Make sure that instances of a tensor class are seen; for a class that appears during a load."""

@@ -3,6 +3,7 @@ loaded and put back as the very same objects."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 
 import torch
@@ -35,6 +36,14 @@ class LiveLayer:
             for name, tensor in registered.items()
             if tensor is not None
         }
+
+    def has_changed(self) -> bool:
+        """Whether something else is registered now."""
+        return not (
+            _same(self.module._parameters, self.parameters)
+            and _same(self.module._buffers, self.buffers)
+            and self.module._non_persistent_buffers_set == self.non_persistent
+        )
 
     def put_back(self) -> None:
         """Register exactly what was registered before."""
@@ -71,6 +80,10 @@ class LiveLayer:
         volatile |= self.non_persistent & self.layout.empty.keys()
         self.module._non_persistent_buffers_set.clear()
         self.module._non_persistent_buffers_set.update(volatile | (self.non_persistent - taken))
+
+
+def _same(now: Mapping[str, object], before: Mapping[str, object]) -> bool:
+    return now.keys() == before.keys() and all(map(operator.is_, now.values(), map(before.__getitem__, now)))
 
 
 def _refill(registered: dict, tensors: dict) -> None:  # type: ignore[type-arg]

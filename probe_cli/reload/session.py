@@ -161,12 +161,13 @@ class ReloadSession:
             return True
         if default_loaders:
             return False
-        tensors = [
-            *self.model.named_parameters(remove_duplicate=False),
-            *self.model.named_buffers(remove_duplicate=False),
-        ]
         needed = {expectation.key.full_tensor for expectation in self.contract.expectations}
-        return any(name in needed and not hasattr(tensor, "weight_loader") for name, tensor in tensors)
+        return any(
+            tensor is not None and f"{layer.name}.{name}".lstrip(".") in needed and not hasattr(tensor, "weight_loader")
+            for layer in self.cold.layout.layers.values()
+            for registered in (layer.module._parameters, layer.module._buffers)
+            for name, tensor in registered.items()
+        )
 
     # State
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from probe_cli.errors import ReloadError
 from probe_cli.model.storage import storage_key
 from probe_cli.reload.cold import ColdLoad, copy_boxes, fed_tensors, gaps_of
 from probe_cli.reload.contract import Contract
@@ -79,6 +80,8 @@ class StagedUnit:
         self._piece: tuple[StagingPool, int] | None = None
         self._bytes: torch.Tensor | None = None
         self._host_objects: dict[ObjectKey, torch.Tensor] = {}
+        #: Where each object's memory is, while there is any.
+        self._addresses: dict[ObjectKey, int] = {}
         #: Memory of clusters on another device than the pool's (control tensors on the host), while staged.
         self._apart: dict[int, torch.Tensor] = {}
         self._placeholders: dict[int, torch.Tensor] = {}
@@ -121,6 +124,17 @@ class StagedUnit:
         key = storage_key(tensor)
         memories = [*self._apart.values(), *([] if self._bytes is None else [self._bytes])]
         return any(storage_key(memory) == key for memory in memories)
+
+    def home_of(self, key: ObjectKey) -> torch.Tensor:
+        """The part of the staging memory that is this tensor's, whatever its object has been made of."""
+        if self._bytes is None:
+            raise ReloadError(f"layer {self.unit.name}: {key[1]} has no staging memory yet")
+        return next(view for member, view in self._views(self._bytes) if (member.layer, member.name) == key)
+
+    def moved_objects(self) -> list[ObjectKey]:
+        """Objects that loading code has put other memory under."""
+        objects = self.current_objects()
+        return [key for key, address in self._addresses.items() if objects[key].data_ptr() != address]
 
     def key_of(self, tensor: torch.Tensor) -> ObjectKey | None:
         """The key of a staging object, None if the tensor is none."""
@@ -195,7 +209,7 @@ class StagedUnit:
             self._device.release_host(self._bytes)
         self._bytes = None
         self._apart = {}
-        self._host_objects = {}
+        self._host_objects, self._addresses = {}, {}
         if self.home is not Home.NOWHERE:
             self._reset_objects()
         self.home = Home.NOWHERE
@@ -207,16 +221,18 @@ class StagedUnit:
         self._bytes = memory
         if home is Home.HOST and self._device.host_is_apart:
             self._reset_objects()
-            self._host_objects = {}
+            self._host_objects, self._addresses = {}, {}
             by_identity: dict[int, torch.Tensor] = {}
             for member, view in self._views(memory):
                 if member.identity not in by_identity:
                     by_identity[member.identity] = _object(member, view)
                 self._host_objects[member.layer, member.name] = by_identity[member.identity]
+                self._addresses[member.layer, member.name] = view.data_ptr()
             return
-        self._host_objects = {}
+        self._host_objects, self._addresses = {}, {}
         for member, view in self._views(memory):
             self.objects[member.layer, member.name].data = view
+            self._addresses[member.layer, member.name] = view.data_ptr()
 
     def _views(self, memory: torch.Tensor) -> list[tuple[TensorLayout, torch.Tensor]]:
         views: list[tuple[TensorLayout, torch.Tensor]] = []

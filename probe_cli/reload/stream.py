@@ -84,9 +84,12 @@ class SourceStream:
         finally:
             self.source = self.current = self.tensor = None
             self._key = 0
-            recent.clear()
-            tensors.clear()
-            self._names.clear()
+
+    def end_chunk(self) -> None:
+        """Loading code has returned: it may collect all sources before it loads them, but not over chunks."""
+        self._recent.clear()
+        self._recent_tensors.clear()
+        self._names.clear()
 
     def is_current(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is the current source's, or a view of it."""

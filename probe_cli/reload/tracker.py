@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from torch._C import (  # what torch.utils._python_dispatch itself is made of (t
 )
 
 from probe_cli.errors import ReloadError
+from probe_cli.model.dtypes import dtype_name
 from probe_cli.model.selectors import Binder, loader_name
 from probe_cli.reload.contract import Contract, Expectation
 from probe_cli.reload.direct import WriteWatch
@@ -83,6 +85,9 @@ class Tracker:
         #: Storage -> destination, for placeholders and live storages.
         self.storages: dict[int, Destination] = {}
         self.states_by_layer: dict[str, UnitState] = {}
+        #: The live tensors, and the memory of those that are loaded in place.
+        self.live: dict[tuple[str, str], torch.Tensor] = {}
+        self.homes: dict[tuple[str, str], torch.Tensor] = {}
         self._inside = False
         self._applied: Counter[int] = Counter()
         self._held: dict[int, list[_Held]] = {}
@@ -115,8 +120,11 @@ class Tracker:
         # caches since the last call, which copied more than they hold.
         if self.aborted:
             self._check()
+        target: torch.Tensor | None = None
         destination = self.destinations.get(id(args[0])) if args else None
-        if destination is None:
+        if destination is not None:
+            target = args[0]
+        else:
             destination = self._destination(parameter, args)
             if destination is None:
                 return loader(*args, **kwargs)
@@ -159,6 +167,10 @@ class Tracker:
             wrote = True
             if not state.in_place and (state.staged.moved or type(loader) is functools.partial):
                 loader, args, kwargs = self._redirected(loader, args, kwargs)
+                target = None
+            if target is None:
+                target = self._object(destination)
+            address = 0 if target is None else target.data_ptr()
             self._inside = True
             try:
                 result = loader(*args, **kwargs)
@@ -167,6 +179,8 @@ class Tracker:
                 raise
             finally:
                 self._inside = False
+                if target is not None and target.data_ptr() != address:
+                    self._take_over(target, destination)
         if result is False or not wrote or (result is not True and result is not None and self._declined(result)):
             if expectation is not None and self.progress.seen[expectation.index] < expectation.count:
                 raise self._placement(expectation)
@@ -180,6 +194,22 @@ class Tracker:
                 self._applied[expectation.index] += 1
                 self._apply_held(queue)
         return result
+
+    def on_call_elsewhere(
+        self,
+        loader: Callable[..., object],
+        parameter: torch.Tensor | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> object:
+        """A loader call for a tensor of this model in a thread that is not the load's: what it brings cannot be told."""
+        destination = self._destination(parameter, args)
+        name = "a tensor of the model" if destination is None else destination.full_name
+        raise ReloadError(
+            f"{self._rank}: {loader_name(loader)} was called for {name} in another thread "
+            f"({threading.current_thread().name}); nothing was written",
+            hint="an update follows the thread that load_weights runs in: load in it",
+        )
 
     # Applications that overlap
 
@@ -253,6 +283,8 @@ class Tracker:
         self._wrote = False
         if not destination.state.in_place:
             loader, args, kwargs = self._redirected(loader, args, kwargs)
+        target = self._object(destination)
+        address = 0 if target is None else target.data_ptr()
         self._inside = True
         try:
             with self._call_watch:
@@ -262,7 +294,31 @@ class Tracker:
             raise
         finally:
             self._inside = False
+            if target is not None and target.data_ptr() != address:
+                self._take_over(target, destination)
+                self._wrote = True
         return result, self._wrote
+
+    def _object(self, destination: Destination) -> torch.Tensor | None:
+        """The tensor object that a loader writes to for this destination, if it has memory now."""
+        state = destination.state
+        if state.in_place:
+            return self.live.get(destination.key)
+        return state.staged.current_objects().get(destination.key) if state.touched else None
+
+    def _take_over(self, target: torch.Tensor, destination: Destination) -> None:
+        """A loader has put other memory under its tensor (`param.data = ...`, `set_`): the sender's, maybe, which may use
+        it again. The values go to where they belong, and the tensor is what it was."""
+        given = target.detach()
+        state = destination.state
+        home = self.homes[destination.key] if state.in_place else state.staged.home_of(destination.key)
+        target.data = home
+        if given.shape != home.shape or given.dtype != home.dtype:
+            raise ReloadError(
+                f"{self._rank}: {destination.full_name} was given a {dtype_name(given.dtype)}{list(given.shape)} tensor by its "
+                f"loader, the contract has {dtype_name(home.dtype)}{list(home.shape)}"
+            )
+        home.copy_(given)
 
     def _tick(self, expectation: Expectation, state: UnitState) -> None:
         seen = self.progress.seen

@@ -27,6 +27,7 @@ from probe_cli.reload.scope import ScopeLike
 from probe_cli.reload.staging import Home
 from probe_cli.reload.state import StateSnapshot
 from probe_cli.reload.stream import SourceStream
+from probe_cli.reload.text import some
 from probe_cli.reload.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -123,6 +124,9 @@ class Update:
                 destination = self._destination((layer.name, name), state)
                 tracker.destinations.setdefault(id(tensor), destination)
                 tracker.storages.setdefault(storage_key(tensor), destination)
+                tracker.live[layer.name, name] = tensor
+                if state.in_place:
+                    tracker.homes[layer.name, name] = tensor.detach()
         if state.in_place:
             return
         for key, made in state.staged.objects.items():
@@ -176,6 +180,7 @@ class Update:
             session = self.session
             self._loading = True
             try:
+                self._require_tensors()
                 originals = session.require_modules().wrapped
                 originals += (place for entry in session.ceded.values() for place in entry.places)
                 for state in self._states:
@@ -191,7 +196,11 @@ class Update:
                     stack.enter_context(torch.no_grad())
                     stack.enter_context(
                         LoaderInterception(
-                            self._tracker.on_call, tensors, session.default_loaders, session.loader_sites
+                            self._tracker.on_call,
+                            tensors,
+                            session.default_loaders,
+                            session.loader_sites,
+                            elsewhere=self._tracker.on_call_elsewhere,
                         )
                     )
                     stack.enter_context(self._tracker.watch if session.watch_direct_writes else nullcontext())
@@ -203,6 +212,7 @@ class Update:
                 raise
             finally:
                 self._loading = False
+                self._stream.end_chunk()
                 for state in self._states:
                     self._put_back(state)
 
@@ -240,6 +250,7 @@ class Update:
         """The last application of a unit has arrived."""
         unit = state.unit
         self._event("complete", layer=unit.name)
+        self._refuse_moved(state)
         if state.in_place:
             state.published = True
             return
@@ -252,6 +263,24 @@ class Update:
             self._publish(state, self._process(state))
             if self._loading:
                 self._put_back(state)
+
+    def _refuse_moved(self, state: UnitState) -> None:
+        """Loaders may put other memory under their own tensor; under others it is not seen before it is too late."""
+        if state.in_place:
+            homes = self._tracker.homes
+            keys = [(layer.name, name) for layer in state.unit.layers for name in self._live[layer.name].tensors()]
+            moved = [key for key in keys if self._tracker.live[key].data_ptr() != homes[key].data_ptr()]
+            for key in moved:
+                self._tracker.live[key].data = homes[key]
+        else:
+            moved = state.staged.moved_objects()
+        if moved:
+            names = [f"{layer}.{name}" if layer else name for layer, name in moved]
+            raise ReloadError(
+                f"{self._rank}, layer {state.unit.name}: loading code put other memory under {some(names, 4)} (`.data =`, `set_`) "
+                "from outside that tensor's own loader",
+                hint="copy into the tensor instead (`copy_`)",
+            )
 
     def _process(self, state: UnitState) -> Processed:
         started = self.session.device.clock()
@@ -303,6 +332,7 @@ class Update:
         with self._lock:
             self._require_open()
             try:
+                self._require_tensors()
                 self.session.require_structure()
                 self._judge()
                 self._publish_rest()
@@ -312,9 +342,32 @@ class Update:
                 raise
             return self._close(ok=True)
 
+    def _require_tensors(self) -> None:
+        """What the layers have registered was taken aside when the update began, and is put back after each chunk."""
+        changed = [
+            layer.name or "(model)"
+            for state in self._states
+            if state.unit.expectations and not state.ceded
+            for layer in state.unit.layers
+            if self._live[layer.name].has_changed()
+        ]
+        if changed:
+            raise ReloadError(
+                f"{self._rank}: tensors were registered or replaced in {some(changed, 4)} while update {self.number} was open",
+                hint="change the model between updates",
+            )
+
     def _judge(self) -> None:
         missing = self._progress.missing()
         if missing:
+            arrived = set(self._stream.arrived)
+            if any(
+                self._tracker.states_by_layer[e.layer].in_place and arrived.issuperset(e.key.sources)
+                for e, _ in missing
+                if e.layer in self._tracker.states_by_layer
+            ):
+                # Their sources were there and no call was seen. What load code did with them (another thread, numpy) is not known.
+                self._mutated = True
             message, hint = describe_missing(missing, self._stream.unknown, self._stream.arrived)
             where = f" on {self._rank}" if self.session.voter is not None else ""
             raise IncompleteUpdate(message.replace("incomplete:", f"incomplete{where}:", 1), hint=hint)

@@ -359,3 +359,48 @@ def test_load_code_finds_layers_that_were_wrapped_where_they_were() -> None:
         update.load_weights(weights(2).items())
     assert drafter.mid is compiled
     assert bits(compiled._orig_mod.weight) == bits(weights(2)["mid.weight"])  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: setattr(layer, "weight", parameter(4, 4)),
+        lambda layer: layer.register_parameter("adapter", parameter(2, 2)),
+        lambda layer: layer.register_buffer("steps", torch.ones(1)),
+    ],
+    ids=["replaced", "parameter", "buffer"],
+)
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_tensors_registered_while_an_update_is_open_fail_it(
+    change: Callable[[nn.Module], None], at_the_end: bool
+) -> None:
+    """They would be unregistered again when the live tensors are put back."""
+    drafter, manifest, load = cold(Drafter, weights(1))
+    session = ReloadSession(drafter, manifest, cold=load)
+    update = session.update()
+    given = list(weights(2).items())
+    update.load_weights(given if at_the_end else given[:1])
+    change(drafter.mid)
+    with pytest.raises(ReloadError, match="registered or replaced in mid while update 1 was open"):
+        if at_the_end:
+            update.finish()
+        else:
+            update.load_weights(given[1:])
+
+
+def test_a_model_that_contains_itself() -> None:
+    class Loop(Drafter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mid.owner = self
+
+        def load_weights(self, given: Any) -> set[str]:  # without names of duplicates: there is no end of them
+            named = dict(self.named_parameters())
+            for name, tensor in given:
+                named[name].weight_loader(named[name], tensor)  # type: ignore[attr-defined]
+            return set(named)
+
+    model, manifest, load = cold(Loop, weights(1))
+    with ReloadSession(model, manifest, cold=load).update() as update:
+        update.load_weights(weights(2).items())
+    assert bits(model.mid.weight) == bits(weights(2)["mid.weight"])

@@ -1,0 +1,189 @@
+"""Loaders and loading code that do not simply copy: whatever they do, an update ends with a cold load's values where they were
+before, or it says what it cannot follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from probe_cli.errors import IncompleteUpdate, ReloadError
+from probe_cli.reload import ReloadSession
+from tests.reload.models import Model, cold, default_loader, one_buffer, parameter, pointers, same, state, weights_like
+
+SHAPES = {"a.weight": (4, 4), "a.bias": (4,), "b.weight": (4, 4), "b.bias": (4,)}
+OPTIONS = [{}, {"commit": "model"}, {"in_place": True}, {"verify_writes": True}, {"staging_bytes": 0}]
+#: What a model's loading code looks like: (model, stream) -> names.
+Load = Callable[[Any, Iterable[tuple[str, torch.Tensor]]], Any]
+
+
+class Layer(nn.Module):
+    def __init__(self, loader: Callable[..., object] | None) -> None:
+        super().__init__()
+        self.weight = parameter(4, 4, loader=loader)
+        self.bias = parameter(4, loader=loader)
+
+
+def model_with(loader: Callable[..., object] | None = default_loader, load: Load | None = None) -> Callable[[], Model]:
+    class Odd(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Layer(loader), Layer(loader)
+
+    if load is not None:
+        Odd.load_weights = load  # type: ignore[method-assign, assignment]
+    return Odd
+
+
+def _data(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param.data = loaded_weight
+
+
+def _data_computed(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param.data = loaded_weight * 2
+
+
+def _set(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param.set_(loaded_weight)
+
+
+def _copy_then_set(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param.data.copy_(loaded_weight)
+    param.data = param.data.clone()
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("loader", [_data, _data_computed, _set, _copy_then_set])
+def test_a_loader_that_puts_other_memory_under_its_parameter(
+    loader: Callable[..., object], options: dict[str, Any]
+) -> None:
+    """The memory may be the sender's, who uses it again for the next tensor."""
+    make = model_with(loader)
+    model, manifest, load = cold(make, weights_like(SHAPES, 1))
+    session = ReloadSession(model, manifest, cold=load, poison=True, **options)
+    for seed in (2, 3):
+        expected, _, _ = cold(make, weights_like(SHAPES, seed))
+        before = pointers(model)
+        with session.update() as update:
+            update.load_weights(one_buffer(weights_like(SHAPES, seed)))
+        assert same(state(model), state(expected))
+        assert pointers(model) == before
+        assert update.receipt is not None and update.receipt.observed == 4 and not update.receipt.declined
+
+
+@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
+def test_a_loader_that_puts_other_memory_under_another_parameter(options: dict[str, Any]) -> None:
+    class Both(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Layer(default_loader), Layer(default_loader)
+
+            def both(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+                param.data.copy_(loaded_weight)
+                self.a.bias.data = loaded_weight[0]
+
+            self.a.weight.weight_loader = both  # type: ignore[attr-defined]
+
+    shapes = {name: shape for name, shape in SHAPES.items() if name != "a.bias"}
+    model, manifest, load = cold(Both, weights_like(shapes, 1))
+    session = ReloadSession(model, manifest, cold=load, **options)
+    before = pointers(model)
+    with pytest.raises(ReloadError, match=r"put other memory under a\.bias"), session.update() as update:
+        update.load_weights(weights_like(shapes, 2).items())
+    assert pointers(model) == before
+
+
+def _as_dict(self: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    Model.load_weights(self, dict(weights).items())
+
+
+def _sorted(self: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    Model.load_weights(self, sorted(weights, key=lambda pair: pair[0], reverse=True))
+
+
+def _state_dict(self: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    self.load_state_dict(dict(weights))
+
+
+def _by_parameter(self: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    given = dict(weights)
+    for name, param in self.named_parameters():
+        param.data.copy_(given[name])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("load_weights", [_as_dict, _sorted, _state_dict, _by_parameter])
+def test_loading_code_that_collects_all_sources_first(load_weights: Load, options: dict[str, Any]) -> None:
+    make = model_with(default_loader if load_weights in (_as_dict, _sorted) else None, load_weights)
+    model, manifest, load = cold(make, weights_like(SHAPES, 1))
+    session = ReloadSession(model, manifest, cold=load, poison=True, **options)
+    expected, _, _ = cold(make, weights_like(SHAPES, 2))
+    with session.update() as update:
+        update.load_weights(weights_like(SHAPES, 2).items())
+    assert same(state(model), state(expected))
+
+
+def test_what_loading_code_collected_is_not_known_in_the_next_chunk() -> None:
+    """Storage tells a source only while it is loaded: memory is used again."""
+    kept: list[tuple[str, torch.Tensor]] = []
+
+    def hoard(self: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        kept.extend(weights)
+        if len(kept) == len(SHAPES):
+            Model.load_weights(self, kept)
+            kept.clear()
+
+    model, manifest, load = cold(model_with(default_loader, hoard), weights_like(SHAPES, 1))
+    session = ReloadSession(model, manifest, cold=load)
+    with pytest.raises(IncompleteUpdate), session.update() as update:
+        for item in weights_like(SHAPES, 2).items():
+            update.load_weights([item])
+
+
+def _in_a_pool(self: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    params = dict(self.named_parameters())
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(params[name].weight_loader, params[name], tensor) for name, tensor in weights]  # type: ignore[attr-defined]
+        for job in jobs:
+            job.result()
+
+
+def _loaders_read_in_a_pool(self: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    params = dict(self.named_parameters())
+    with ThreadPoolExecutor(2) as pool:
+        for name, tensor in weights:
+            pool.submit(lambda param, value: param.weight_loader(param, value), params[name], tensor).result()
+
+
+@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
+@pytest.mark.parametrize("load_weights", [_in_a_pool, _loaders_read_in_a_pool])
+def test_a_loader_called_in_another_thread(load_weights: Load, options: dict[str, Any]) -> None:
+    model, manifest, load = cold(model_with(default_loader, load_weights), weights_like(SHAPES, 1))
+    session = ReloadSession(model, manifest, cold=load, **options)
+    before = state(model)
+    with pytest.raises(ReloadError, match=r"was called for a\.\w+ in another thread"), session.update() as update:
+        update.load_weights(weights_like(SHAPES, 2).items())
+    assert same(state(model), before) and session.state == "ready"
+
+
+def test_writes_of_another_thread_in_place_leave_the_model_undefined() -> None:
+    """They are not seen; but the sources were there, and what became of them is not known."""
+
+    def load_weights(self: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        params = dict(self.named_parameters())
+        with ThreadPoolExecutor(2) as pool:
+            for name, tensor in weights:
+                pool.submit(lambda param, value: param.data.copy_(value), params[name], tensor).result()
+
+    model, manifest, load = cold(model_with(None, load_weights), weights_like(SHAPES, 1))
+    session = ReloadSession(model, manifest, cold=load, in_place=True)
+    with pytest.raises(IncompleteUpdate), session.update() as update:
+        update.load_weights(weights_like(SHAPES, 2).items())
+    assert session.state == "undefined"
+    with pytest.raises(IncompleteUpdate), session.update() as update:
+        pass
+    assert "undefined" in session.state
