@@ -139,9 +139,11 @@ def test_what_loading_code_collected_is_not_known_in_the_next_chunk() -> None:
 
     model, manifest, load = cold(model_with(default_loader, hoard), weights_like(SHAPES, 1))
     session = ReloadSession(model, manifest, cold=load)
-    with pytest.raises(IncompleteUpdate), session.update() as update:
-        for item in weights_like(SHAPES, 2).items():
-            update.load_weights([item])
+    update = session.update()
+    for item in weights_like(SHAPES, 2).items():
+        update.load_weights([item])
+    with pytest.raises(IncompleteUpdate):
+        update.finish()
 
 
 def _in_a_pool(self: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -381,11 +381,9 @@ def test_tensors_registered_while_an_update_is_open_fail_it(
     given = list(weights(2).items())
     update.load_weights(given if at_the_end else given[:1])
     change(drafter.mid)
+    go_on = update.finish if at_the_end else lambda: update.load_weights(given[1:])
     with pytest.raises(ReloadError, match="registered or replaced in mid while update 1 was open"):
-        if at_the_end:
-            update.finish()
-        else:
-            update.load_weights(given[1:])
+        go_on()
 
 
 def test_a_model_that_contains_itself() -> None:
