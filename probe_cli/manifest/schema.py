@@ -40,7 +40,7 @@ __all__ = [
 
 MANIFEST_FORMAT = "probe-manifest/rank"
 BUNDLE_FORMAT = "probe-manifest/bundle"
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 _MAX_INT = (1 << 63) - 1
 
@@ -96,6 +96,8 @@ class Write(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     computed: bool = False
     #: False where `src` (or `dst`) is only an upper bound of the elements read (or written).
     exact: bool = True
+    #: The source was added to what the tensor held before the load (`add_`): no reload can bring that back.
+    accumulates: bool = False
 
 
 class Application(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from probe_cli.manifest.schema import View
-from probe_cli.probe.provenance import Piece, Read, broadcast, pieces_of, view_of
+from probe_cli.probe.provenance import Piece, Read, broadcast, cover, pieces_of, view_of
 
 __all__ = ["derived_reads"]
 
@@ -105,8 +105,10 @@ def _rows(output: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tens
             (*view.shape[:dim], 1, *view.shape[dim + 1 :]),
             view.stride,
         )
-        found = list(pieces_of(reads(value, taken), at, computed=False))
-        pieces += found or [Piece(-1, at, at, False)]
+        found = reads(value, taken)
+        if not cover(found, at.shape):
+            pieces.append(Piece(-1, at, at, False))  # of what the reads do not reach, a constant is written
+        pieces += pieces_of(found, at, computed=False)
     return pieces
 
 

@@ -211,6 +211,7 @@ def _write(
         dst_dtype=_name(dst_dtype),
         computed=write.computed,
         exact=exact,
+        accumulates=write.accumulates,
     )
 
 

@@ -14,7 +14,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from probe_cli.checkpoint import Source
+from probe_cli.dtypes import numel
 from probe_cli.errors import ProbeError
+from probe_cli.manifest.coverage import Footprint, coverage
 from probe_cli.manifest.schema import View
 from probe_cli.model.dispatch import tensors_in
 from probe_cli.model.inventory import Inventory, OwnedTensor
@@ -43,6 +45,17 @@ _SCRATCH_BYTES = 64 << 20
 SET_DATA: Callable[[torch.Tensor, torch.Tensor], None] = vars(torch._C.TensorBase)["data"].__set__
 
 
+#: A tensor with more writes than this is not looked at element by element again.
+_MAX_WRITES = 1 << 12
+
+
+def _gaps(shape: tuple[int, ...], footprints: list[Footprint], stride: tuple[int, ...]) -> int:
+    if not footprints:
+        return numel(shape)
+    found = coverage(shape, footprints, stride)
+    return 0 if found is None else found.gap_elements
+
+
 class Ledger:
     """See the module docstring. `on_write` gets the model writes of each operator as they happen."""
 
@@ -66,6 +79,10 @@ class Ledger:
         self.values_taken = False
         #: The first error, for loading code that swallows exceptions.
         self.failure: ProbeError | None = None
+        #: What has been written to each tensor of the model.
+        self._written: dict[OwnedTensor, list[ModelWrite]] = {}
+        #: What is being recorded is added to what the tensor held before the load.
+        self._accumulating = False
         self._stand_ins: dict[int, torch.Tensor] = {}
         self._alive: list[torch.Tensor] = []
         self._real_bytes = 0
@@ -268,6 +285,24 @@ class Ledger:
             writes.insert(0, constant)
         self._commit(owned, storage_key(target), writes, start)
 
+    def _reads_initial(self, owners: list[OwnedTensor], target: torch.Tensor, brought: Sequence[Piece | Read]) -> bool:
+        """Whether an operator that reads what it writes adds a source to something that this load has not written."""
+        owned = self._owner(owners, target)
+        if owned is None or not any(part.source >= 0 and not part.recalled for part in brought):
+            return False
+        if any(other is not owned and other in self._written for other in owners):
+            return False  # written under another name
+        written = self._written.get(owned, [])
+        if not written:
+            return True
+        if target.dtype != owned.tensor.dtype or not within(owned.tensor, target) or len(written) > _MAX_WRITES:
+            return False
+        at = view_of(target)
+        at = View(at.offset - int(owned.tensor.storage_offset()), at.shape, at.stride)
+        shape, stride = tuple(owned.tensor.shape), tuple(owned.tensor.stride())
+        before: list[Footprint] = [([w.dst], 1) for w in written if w.dst_dtype is None and not w.partial]
+        return _gaps(shape, [*before, ([at], 1)], stride) < _gaps(shape, before, stride)
+
     def _record_pieces(self, owners: list[OwnedTensor], target: torch.Tensor, pieces: list[Piece], op: str) -> None:
         """Record what was written to parts of a storage; the parts may belong to several tensors."""
         owned = self._owner(owners, target)
@@ -303,6 +338,9 @@ class Ledger:
     def _commit(self, owned: OwnedTensor, key: int, writes: list[ModelWrite], start: int) -> None:
         """Enter writes of one tensor. Later reads of it know their sources; its value is not what it would be."""
         self._remember(key, owned.tensor, writes, start)
+        if self._accumulating:
+            writes = [replace(write, accumulates=True) for write in writes]
+        self._written.setdefault(owned, []).extend(writes)
         self.values.spoil(key)
         self.on_write(writes)
 
@@ -338,7 +376,9 @@ class Ledger:
         other = None if value.dtype == owned.tensor.dtype else value.dtype
         pieces = list(pieces_of(self._reads(value), relative, computed=False))
         if pieces:
-            self.on_write([of_piece(piece, owned, piece.at, 0, other, op) for piece in pieces])
+            writes = [of_piece(piece, owned, piece.at, 0, other, op) for piece in pieces]
+            self._written.setdefault(owned, []).extend(writes)
+            self.on_write(writes)
 
     def replace_data(self, owned: OwnedTensor, tensor: torch.Tensor, value: torch.Tensor, op: str) -> None:
         """Carry out `tensor.data = value`. A real tensor cannot stand on meta: it gets memory that is never written."""

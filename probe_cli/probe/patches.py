@@ -61,10 +61,10 @@ def run_eagerly() -> Iterator[None]:
 
 
 def note_unannounced(model: nn.Module, inventory: Inventory, recorder: Recorder) -> None:
-    """Record what tensors hold that were put into `_parameters` or `_buffers` behind the module's back."""
+    """Record what tensors hold that were put into `_parameters` or `_buffers`, or in a module into `_modules`, behind the
+    module's back."""
     for name, module in model.named_modules():
-        if module not in inventory.names_of_modules:
-            continue
+        inventory.names_of_modules.setdefault(module, name)
         for owned in owned_tensors(name, module):
             if not inventory.owners(owned.tensor):
                 _enter(owned, inventory, recorder)
@@ -78,7 +78,7 @@ def _enter(owned: OwnedTensor, inventory: Inventory, recorder: Recorder) -> None
 
 @contextmanager
 def watch_registrations(inventory: Inventory, recorder: Recorder, loaders: LoaderInterception) -> Iterator[None]:
-    """Know parameters and buffers that are registered during the load, and record what they already hold."""
+    """Know parameters, buffers and modules that are registered during the load, and record what they already hold."""
     thread = threading.get_ident()
 
     def registered(
@@ -94,7 +94,20 @@ def watch_registrations(inventory: Inventory, recorder: Recorder, loaders: Loade
         persistent = kind == "parameter" or name not in module._non_persistent_buffers_set
         _enter(OwnedTensor(layer, name, tensor, module, kind, persistent), inventory, recorder)
 
+    def appeared(holder: nn.Module, name: str, child: nn.Module | None) -> None:
+        above = inventory.names_of_modules.get(holder)
+        if child is None or above is None or threading.get_ident() != thread:
+            return
+        for path, module in child.named_modules(prefix=f"{above}.{name}" if above else name):
+            if module in inventory.names_of_modules:
+                continue
+            inventory.names_of_modules[module] = path
+            for owned in owned_tensors(path, module):
+                loaders.cover(type(owned.tensor))
+                _enter(owned, inventory, recorder)
+
     hooks = (
+        nn_module.register_module_module_registration_hook(appeared),
         nn_module.register_module_parameter_registration_hook(lambda m, n, t: registered("parameter", m, n, t)),
         nn_module.register_module_buffer_registration_hook(lambda m, n, t: registered("buffer", m, n, t)),
     )

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from probe_cli.checkpoint import Source
-from probe_cli.model.dispatch import DispatchMode, tensors_in
+from probe_cli.model.dispatch import OVERWRITES, DispatchMode, accumulates, tensors_in
 from probe_cli.model.inventory import Inventory
 from probe_cli.model.storage import storage_key
 from probe_cli.probe.derive import derived_reads
@@ -34,11 +34,6 @@ aten = torch.ops.aten
 _COPY = aten.copy_.default
 _ITEM = aten._local_scalar_dense.default
 
-#: In-place operators that do not read what they overwrite.
-_OVERWRITES = frozenset(
-    {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "_foreach_copy_"}
-    | {"_foreach_zero_"}
-)
 _PLAIN_COPIES = frozenset({"copy_", "fill_", "_foreach_copy_"})
 
 
@@ -216,6 +211,7 @@ class Recorder(Ledger, DispatchMode):
         if suppressed:
             _rehearse(func, args, kwargs)
         effects = [self._effect(info, base, target, index, args, kwargs) for index, target in enumerate(targets)]
+        adds = any(owners) and accumulates(func, args, kwargs)
         followed = all(self.values.can_follow(storage_key(tensor), tensor) for tensor in inputs)
         result: Any = None
         if not suppressed:
@@ -224,9 +220,11 @@ class Recorder(Ledger, DispatchMode):
             if found and not target.numel():
                 continue  # nothing is written
             if found:
+                self._accumulating = adds and self._reads_initial(found, target, [*pieces, *reads])
                 self._record_pieces(found, target, pieces, info.name) if pieces else self._record(
                     found, target, reads, info.name, partial
                 )
+                self._accumulating = False
             else:
                 spoiled = suppressed or not followed or target.device.type == "meta"
                 self._write_scratch(target, pieces, reads, partial, spoiled=spoiled)
@@ -253,7 +251,7 @@ class Recorder(Ledger, DispatchMode):
         """What a write brings to `target`: pieces where it is known which part is written, else reads over all of it, and
         whether it may leave some of it as it was."""
         inputs = _paired(args, index) if info.foreach else tensors_in(args, kwargs)
-        if base in _OVERWRITES or info.partial or info.out:
+        if base in OVERWRITES or info.partial or info.out:
             inputs = [value for value in inputs if value is not target]
         if not info.partial and (info.elementwise or base in _PLAIN_COPIES or info.foreach):
             return [], self._elementwise_reads(target, inputs, base not in _PLAIN_COPIES), False

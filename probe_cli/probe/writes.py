@@ -35,6 +35,8 @@ class ModelWrite:
     partial: bool = False
     #: Nothing is read, but the value was handed over in the tensor of these sources (zeroed by the load, say).
     given: tuple[int, ...] = ()
+    #: The source was added to what the tensor held before the load.
+    accumulates: bool = False
 
 
 def code_line() -> str:

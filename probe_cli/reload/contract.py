@@ -66,6 +66,8 @@ class Contract:
         self.joined: dict[str, tuple[str, ...]] = {}
         #: Full names of tensors that `load_weights` writes itself.
         self.direct_tensors: set[str] = set()
+        #: Full names of tensors that a source is added to: what they held before the load is part of the result.
+        self.accumulating: dict[str, None] = {}
         #: Index of an expectation -> those (itself too, in the order of the cold load) that write the same elements:
         #: they are applied in that order, whatever the order of arrival.
         self.queues: dict[int, tuple[Expectation, ...]] = {}
@@ -91,6 +93,11 @@ class Contract:
     def _add(self, layer: str, application: Application) -> None:
         key = application_key(layer, application)
         written = dict.fromkeys([key.full_tensor, *(w.tensor for w in application.writes if w.tensor is not None)])
+        self.accumulating.update(
+            (key.full_tensor if write.tensor is None else write.tensor, None)
+            for write in application.writes
+            if write.accumulates
+        )
         index = len(self.expectations)
         expectation = Expectation(index, key, application.count, application.direct, tuple(written))
         self.expectations.append(expectation)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
+from probe_cli.errors import ReloadError
 from probe_cli.reload.layout import LayerLayout
 
 __all__ = ["LiveLayer"]
@@ -22,6 +23,8 @@ class LiveLayer:
         self.parameters = dict(layout.module._parameters)
         self.buffers = dict(layout.module._buffers)
         self.non_persistent = set(layout.module._non_persistent_buffers_set)
+        #: The memory of tensors that are loaded in place, whatever load code puts under the objects.
+        self.homes: dict[str, torch.Tensor] = {}
 
     def get(self, name: str) -> torch.Tensor | None:
         """The live tensor of this name."""
@@ -37,13 +40,30 @@ class LiveLayer:
             if tensor is not None
         }
 
-    def has_changed(self) -> bool:
-        """Whether something else is registered now."""
-        return not (
-            _same(self.module._parameters, self.parameters)
-            and _same(self.module._buffers, self.buffers)
-            and self.module._non_persistent_buffers_set == self.non_persistent
-        )
+    def keep_homes(self) -> None:
+        """Note where the tensors are."""
+        self.homes = {name: tensor.detach() for name, tensor in self.tensors().items()}
+
+    def move_back(self) -> list[tuple[str, str]]:
+        """Put tensors back that have left their memory. Returns which: (layer, name)."""
+        moved = []
+        for name, tensor in self.tensors().items():
+            if tensor.data_ptr() != self.homes[name].data_ptr():
+                tensor.data = self.homes[name]
+                moved.append((self.layout.name, name))
+        return moved
+
+    def require_unchanged(self, during: str) -> None:
+        """Raise ReloadError if something else is registered now: it would be gone when what was taken aside is put back."""
+        if (
+            not _same(self.module._parameters, self.parameters)
+            or not _same(self.module._buffers, self.buffers)
+            or self.module._non_persistent_buffers_set != self.non_persistent
+        ):
+            raise ReloadError(
+                f"{during}: tensors were registered or replaced in {self.layout.name or '(model)'} while it was open",
+                hint="change the model between updates",
+            )
 
     def put_back(self) -> None:
         """Register exactly what was registered before."""

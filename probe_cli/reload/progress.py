@@ -79,17 +79,27 @@ class Progress:
         seen = self.seen
         return [(e, e.count - seen[e.index]) for e in self.due if seen[e.index] < e.count]
 
-    def layer_receipt(self, name: str, state: UnitState, expected: int, missing: int) -> LayerReceipt:
-        """The receipt of one layer, of which so many applications were due and so many of them have not arrived."""
-        return LayerReceipt(
-            name=name,
-            expected=expected,
-            observed=expected - missing,
-            extras=self.extras[name],
-            declined=self.declined[name],
-            published=state.published and not state.ceded,
-            nbytes=state.nbytes,
-            seconds=round(state.seconds, 6),
+    def layer_receipts(self, states: Iterable[UnitState]) -> tuple[LayerReceipt, ...]:
+        """Of every layer that something was due for, that something arrived for, or that was processed."""
+        expected, lacking = self.expected, Counter[str]()
+        for expectation, count in self.missing():
+            lacking[expectation.layer] += count
+        return tuple(
+            LayerReceipt(
+                name=layer.name,
+                expected=expected[layer.name],
+                observed=expected[layer.name] - lacking[layer.name],
+                extras=self.extras[layer.name],
+                declined=self.declined[layer.name],
+                published=state.published and not state.ceded,
+                nbytes=state.nbytes,
+                seconds=round(state.seconds, 6),
+            )
+            for state in states
+            for layer in state.unit.layers
+            if layer.name in expected
+            or self.extras[layer.name]
+            or (state.published and layer.name in state.unit.hooked)
         )
 
 

@@ -18,10 +18,11 @@ from torch._ops import OpOverload
 from typing_extensions import Self
 
 from probe_cli.checkpoint import Checkpoint, Source
+from probe_cli.dtypes import numel
 from probe_cli.errors import ReloadError
 from probe_cli.manifest import Manifest, canonical_bytes
 from probe_cli.manifest.schema import EngineIdentity, View
-from probe_cli.model.dispatch import DispatchMode, mutated_arguments, tensors_in
+from probe_cli.model.dispatch import DispatchMode, accumulates, mutated_arguments, tensors_in
 from probe_cli.model.dtypes import dtype_name
 from probe_cli.model.inventory import Inventory, OwnedTensor
 from probe_cli.model.loaders import LoaderInterception
@@ -64,6 +65,7 @@ class _Write:
     view: View | None
     sources: tuple[str, ...]
     op: str
+    accumulates: bool = False
 
 
 @dataclass
@@ -108,6 +110,7 @@ class Recording(DispatchMode):
         #: Keeps storages of tracked tensors alive, so that their identities are not used again within one source.
         self._alive: list[torch.Tensor] = []
         self._call: _Call | None = None
+        self._written: dict[OwnedTensor, set[View | None]] = {}
         self._keys: dict[tuple[str, str, tuple[str, ...], bytes], RecordedKey] = {}
 
     # The block
@@ -167,7 +170,7 @@ class Recording(DispatchMode):
         result = func(*args, **kwargs)
         sources = self._union(tensor for tensor in given if not any(tensor is other for other in written))
         if written:
-            self._note(written, sources, func)
+            self._note(written, sources, func, accumulates(func, args, kwargs))
             return result
         for output in tensors_in(result):
             key = storage_key(output)
@@ -179,7 +182,7 @@ class Recording(DispatchMode):
     def _union(self, tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(n for tensor in tensors for n in self._origins.get(storage_key(tensor), ())))
 
-    def _note(self, written: list[torch.Tensor], sources: tuple[str, ...], func: OpOverload) -> None:
+    def _note(self, written: list[torch.Tensor], sources: tuple[str, ...], func: OpOverload, adds: bool) -> None:
         writes: list[_Write] = []
         for tensor in written:
             key = storage_key(tensor)
@@ -192,7 +195,10 @@ class Recording(DispatchMode):
                 continue
             aim = self._call.destination if self._call is not None else None
             owned = aim if aim is not None and any(aim is owner for owner in owners) else _owner(owners, tensor)
-            writes.append(_Write(owned, _view(tensor, owned), sources, func._schema.name))
+            view = _view(tensor, owned)
+            initial = adds and bool(sources) and not self._is_written(owned, owners, view)
+            writes.append(_Write(owned, view, sources, func._schema.name, initial))
+            self._written.setdefault(owned, set()).add(view)
         if not writes:
             return
         if self._call is not None:
@@ -205,6 +211,16 @@ class Recording(DispatchMode):
                 f"comes from no source, while loading {self._current}"
             )
         self._add(writes[0].owned, joined, {}, writes, direct=True)
+
+    def _is_written(self, owned: OwnedTensor, owners: Sequence[OwnedTensor], view: View | None) -> bool:
+        """Whether this load has written what a view shows, as far as can be told from whole views."""
+        if any(other is not owned and other in self._written for other in owners):
+            return True
+        before = self._written.get(owned, set())
+        if view in before or None in before:
+            return True
+        reached = sum(numel(other.shape) for other in before if other is not None)
+        return reached >= owned.tensor.numel()
 
     def _on_call(
         self,
@@ -252,6 +268,7 @@ class Recording(DispatchMode):
         if found is None:
             found = self._keys[key] = RecordedKey(owned, sources, selectors, direct, attribution)
         found.add(((write.owned.full_name, write.view), write.op) for write in writes)
+        found.accumulating.update((write.owned.full_name, write.view) for write in writes if write.accumulates)
 
 
 def _owner(owners: Sequence[OwnedTensor], tensor: torch.Tensor) -> OwnedTensor:

@@ -50,6 +50,8 @@ class RecordedKey:
     count: int = 0
     #: (full name of the tensor written, its part) -> operator.
     writes: dict[tuple[str, View | None], str] = field(default_factory=dict)
+    #: Those of `writes` that were added to what the tensor held before the load.
+    accumulating: set[tuple[str, View | None]] = field(default_factory=set)
     #: What single calls wrote -> how many of them wrote just that.
     calls: dict[tuple[tuple[str, View | None], ...], int] = field(default_factory=dict)
 
@@ -114,7 +116,13 @@ def _application(key: RecordedKey) -> Application:
         direct=key.direct,
         attribution=key.attribution,
         writes=tuple(
-            Write(source=source, dst=view, tensor=None if name == own else name, exact=False)
+            Write(
+                source=source,
+                dst=view,
+                tensor=None if name == own else name,
+                exact=False,
+                accumulates=(name, view) in key.accumulating,
+            )
             for name, view in key.writes
         ),
     )

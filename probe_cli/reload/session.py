@@ -15,7 +15,7 @@ from probe_cli.manifest import Manifest, digest
 from probe_cli.manifest.schema import EngineIdentity
 from probe_cli.model.loaders import LoaderSites
 from probe_cli.model.selectors import DEFAULT_CONTROL_FLAGS, Binder
-from probe_cli.reload.cold import ColdLoad, fed_tensors
+from probe_cli.reload.cold import ColdLoad
 from probe_cli.reload.contract import Contract
 from probe_cli.reload.counters import Counters
 from probe_cli.reload.device import Device, device_of
@@ -24,9 +24,9 @@ from probe_cli.reload.processing import Processing
 from probe_cli.reload.progress import Destination
 from probe_cli.reload.recall import Recall
 from probe_cli.reload.receipt import Receipt
-from probe_cli.reload.replaced import Replaced, Replacements, find_replaced, is_hollow, let_go, registered_names
 from probe_cli.reload.scope import ScopeLike, resolve
 from probe_cli.reload.staging import StagedUnit, StagingPlan
+from probe_cli.reload.structure import Structure
 from probe_cli.reload.text import some
 from probe_cli.reload.units import Unit, units_of
 from probe_cli.reload.update import Update
@@ -58,7 +58,8 @@ class ReloadSession:
     has some, or a tensor that it needs has no loader). verify_writes: see every loader's writes, not just trust its return value.
     keep_staging: keep staging memory between updates (on Linux hosts it is kept in any case, but the system may take
     it). poison: fill fresh staging memory with NaN (for tests).
-    Raises ReloadError if the manifest is not this model's, or another session's update is under way.
+    Raises ReloadError if the manifest is not this model's, its loading adds to values from before the load, or another
+    session's update is under way.
     """
 
     def __init__(
@@ -108,6 +109,12 @@ class ReloadSession:
         self.manifest = manifest
         self.cold = cold
         self.contract = Contract(manifest)
+        if self.contract.accumulating:
+            raise ReloadError(
+                f"loading adds to what {some(list(self.contract.accumulating), 4)} held before the first load; that is gone, so a "
+                "reload would not give what a cold load gives",
+                hint="let the loader write the tensor first (`zero_`, `copy_`)",
+            )
         self.commit = commit
         self.in_place = in_place and commit == "layer"
         self.audit = audit
@@ -132,14 +139,7 @@ class ReloadSession:
         #: What loader calls came to, and the tensors that they were for, kept over updates.
         self.recall = Recall(self.contract)
         self.destinations: dict[tuple[str, str], Destination] = {}
-        #: Layers that gave a place to another model's, and which.
-        self.ceded: dict[str, Replaced] = {}
-        #: Tensors that serving needs, of layers that were processed: layer -> names.
-        self._processed = {
-            layer.name: registered_names(layer.module)
-            for layer in cold.layout.layers.values()
-            if cold.hooks is not None and cold.hooks_of.has_hook(layer.name, layer.module)
-        }
+        self.structure = Structure(cold, self.contract)
         #: Kept between updates if `keep_staging`, or where the system can take the memory when it needs it.
         self.pool: StagingPool | None = None
         self.bundle_digest = _bundle_digest(manifest)
@@ -147,9 +147,6 @@ class ReloadSession:
         self.staging_bytes = self._budget(staging_bytes)
         self._load = load
         self._closed = False
-        self._fed = fed_tensors(self.contract)
-        #: Layers that some application writes to.
-        self._needed = {full_name.rpartition(".")[0] for full_name in self._fed} & cold.layout.layers.keys()
         self._placement_of = placement_of
         self._placement = dict(placement_of(model))
         self._staged: dict[int, StagedUnit] = {}
@@ -214,23 +211,7 @@ class ReloadSession:
         """
         if self.state == "updating":
             raise ReloadError("layers cannot be ceded while an update is under way; finish or abort it first")
-        replaced = find_replaced(self.cold.layout).layers
-        names = list(layers)
-        for name in names:
-            if name not in replaced:
-                known = (
-                    "its module is still the model's" if name in self.cold.layout.layers else "there is no such layer"
-                )
-                raise ReloadError(f"layer {name or '(model)'} cannot be ceded: {known}")
-        for name in names:
-            self.ceded[name] = replaced[name]
-            if replaced[name].gone:
-                let_go(replaced[name].layer.module)
-
-    def is_gone(self, layer: str) -> bool:
-        """Whether a layer was ceded and is nowhere in the model: nothing is written for it."""
-        entry = self.ceded.get(layer)
-        return entry is not None and entry.gone
+        self.structure.cede(layers)
 
     def close(self) -> None:
         """End the session. An update under way is aborted."""
@@ -262,7 +243,7 @@ class ReloadSession:
                 hint='deliver a full update: session.update(scope="full")',
             )
         self._refuse_other_placement()
-        self.require_structure()
+        self.structure.require()
         with _registry_lock:
             _refuse_if_active(self.model)
             update = Update(self, scope, due)
@@ -310,61 +291,6 @@ class ReloadSession:
                 f"the expert placement has changed since the contract was bound: {', '.join(changed[:4])}",
                 hint="probe the model again for a manifest of the new placement and make a new session with it",
             )
-
-    def require_modules(self) -> Replacements:
-        """What has been replaced since the cold load. Raises ReloadError if loading code would find a module there that is not
-        for it."""
-        replaced = find_replaced(self.cold.layout)
-        gone = sorted(
-            name
-            for name, entry in replaced.layers.items()
-            if name in self._needed and not (name in self.ceded and self.ceded[name].covers(entry))
-        )
-        if gone:
-            raise ReloadError(
-                f"modules were replaced since the contract was bound: {some(gone, 4)}; loading code would write to what stands "
-                "there now",
-                hint="make a new session, or session.cede([...]) the layers if those are another model's",
-            )
-        return replaced
-
-    def require_structure(self) -> None:
-        """Raise ReloadError unless the model's modules and tensors are where loading code found them at the cold load."""
-        layout = self.cold.layout
-        replaced = self.require_modules().layers
-        hollow = sorted(
-            name
-            for name in self._needed
-            if not self.is_gone(name) or name not in replaced
-            if is_hollow(layout.layers[name].module)
-        )
-        if hollow:
-            raise ReloadError(
-                f"{some(hollow, 4)} {'is' if len(hollow) == 1 else 'are'} the model's again, but let go of all tensors when ceded",
-                hint="put the other model's module back in place, or load this model anew and make a new session",
-            )
-        lost = sorted(
-            f"{name}.{local}" if name else local
-            for name in self._needed
-            if not self.is_gone(name)
-            for local in self._serving_names(name) - registered_names(layout.layers[name].module)
-        )
-        if lost:
-            raise ReloadError(
-                f"tensors are no longer registered since the contract was bound: {some(lost, 4)} (parametrized, pruned or deleted); "
-                "an update would not reach what the model computes with",
-                hint="undo that, or build the manifest for the model as it is now and make a new session",
-            )
-
-    def _serving_names(self, layer: str) -> frozenset[str]:
-        """The tensors that an update of a layer is for: as processed, or else as loaded."""
-        found = self._processed.get(layer)
-        if found is not None:
-            return found
-        entry = self.cold.layout.layers[layer]
-        if self.cold.hooks_of.has_hook(layer, entry.module):
-            return frozenset()  # processed at a time that nobody told: its tensors are what they are
-        return frozenset(name for name in entry.tensors if f"{layer}.{name}".lstrip(".") in self._fed)
 
     def _budget(self, asked: int | None) -> int:
         staged = [unit for unit in self.units if unit.clusters]

@@ -9,7 +9,7 @@ long as the device does.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -187,6 +187,16 @@ class StagedUnit:
         self._leave_pool()
         self._settle_in(Home.HOST, host)
         return self.nbytes
+
+    def make_room(self, pool: StagingPool, others: Iterable[StagedUnit]) -> Iterator[int]:
+        """Return from the host to the pool, where others leave it in their order until there is room. Yields the bytes that each
+        of those moved. Raises ReloadError if even that is not enough."""
+        leaving = iter([other for other in others if other.home is Home.POOL])
+        while self.home is Home.HOST and not self.come_back(pool):
+            other = next(leaving, None)
+            if other is None:
+                raise ReloadError(f"layer {self.unit.name}: staging memory is full ({pool.used} bytes in use)")
+            yield other.spill()
 
     def come_back(self, pool: StagingPool) -> bool:
         """Return from the host to the pool; False if there is no room."""

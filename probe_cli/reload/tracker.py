@@ -23,6 +23,7 @@ from probe_cli.model.dtypes import dtype_name
 from probe_cli.model.selectors import Binder, loader_name
 from probe_cli.reload.contract import Contract, Expectation
 from probe_cli.reload.direct import WriteWatch
+from probe_cli.reload.live import LiveLayer
 from probe_cli.reload.progress import Destination, Progress, UnitState
 from probe_cli.reload.recall import KnownCall
 from probe_cli.reload.stream import SourceStream
@@ -85,9 +86,8 @@ class Tracker:
         #: Storage -> destination, for placeholders and live storages.
         self.storages: dict[int, Destination] = {}
         self.states_by_layer: dict[str, UnitState] = {}
-        #: The live tensors, and the memory of those that are loaded in place.
-        self.live: dict[tuple[str, str], torch.Tensor] = {}
-        self.homes: dict[tuple[str, str], torch.Tensor] = {}
+        #: Layers that are loaded in place.
+        self.live: dict[str, LiveLayer] = {}
         self._inside = False
         self._applied: Counter[int] = Counter()
         self._held: dict[int, list[_Held]] = {}
@@ -303,7 +303,7 @@ class Tracker:
         """The tensor object that a loader writes to for this destination, if it has memory now."""
         state = destination.state
         if state.in_place:
-            return self.live.get(destination.key)
+            return self.live[destination.key[0]].get(destination.key[1])
         return state.staged.current_objects().get(destination.key) if state.touched else None
 
     def _take_over(self, target: torch.Tensor, destination: Destination) -> None:
@@ -311,7 +311,8 @@ class Tracker:
         it again. The values go to where they belong, and the tensor is what it was."""
         given = target.detach()
         state = destination.state
-        home = self.homes[destination.key] if state.in_place else state.staged.home_of(destination.key)
+        layer, name = destination.key
+        home = self.live[layer].homes[name] if state.in_place else state.staged.home_of(destination.key)
         target.data = home
         if given.shape != home.shape or given.dtype != home.dtype:
             raise ReloadError(

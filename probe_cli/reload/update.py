@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import TracebackType
@@ -103,7 +102,7 @@ class Update:
         )
         for unit in session.units:
             remaining = sum(e.count for e in unit.expectations if e.index in due)
-            ceded = all(session.is_gone(layer.name) for layer in unit.layers)
+            ceded = all(session.structure.is_gone(layer.name) for layer in unit.layers)
             in_place = session.in_place and not (ceded or unit.hooked) and self._is_loaded_layout(unit.layers)
             state = UnitState(unit, session.staged(unit), remaining, in_place=in_place, ceded=ceded)
             self._states.append(state)
@@ -124,9 +123,9 @@ class Update:
                 destination = self._destination((layer.name, name), state)
                 tracker.destinations.setdefault(id(tensor), destination)
                 tracker.storages.setdefault(storage_key(tensor), destination)
-                tracker.live[layer.name, name] = tensor
-                if state.in_place:
-                    tracker.homes[layer.name, name] = tensor.detach()
+            if state.in_place:
+                tracker.live[layer.name] = self._live[layer.name]
+                self._live[layer.name].keep_homes()
         if state.in_place:
             return
         for key, made in state.staged.objects.items():
@@ -181,8 +180,7 @@ class Update:
             self._loading = True
             try:
                 self._require_tensors()
-                originals = session.require_modules().wrapped
-                originals += (place for entry in session.ceded.values() for place in entry.places)
+                originals = session.structure.originals()
                 for state in self._states:
                     if not state.published or state.ceded:
                         self._install(state)
@@ -266,19 +264,13 @@ class Update:
 
     def _refuse_moved(self, state: UnitState) -> None:
         """Loaders may put other memory under their own tensor; under others it is not seen before it is too late."""
+        moved = state.staged.moved_objects()
         if state.in_place:
-            homes = self._tracker.homes
-            keys = [(layer.name, name) for layer in state.unit.layers for name in self._live[layer.name].tensors()]
-            moved = [key for key in keys if self._tracker.live[key].data_ptr() != homes[key].data_ptr()]
-            for key in moved:
-                self._tracker.live[key].data = homes[key]
-        else:
-            moved = state.staged.moved_objects()
+            moved = [key for layer in state.unit.layers for key in self._live[layer.name].move_back()]
         if moved:
             names = [f"{layer}.{name}" if layer else name for layer, name in moved]
             raise ReloadError(
-                f"{self._rank}, layer {state.unit.name}: loading code put other memory under {some(names, 4)} (`.data =`, `set_`) "
-                "from outside that tensor's own loader",
+                f"{self._rank}: loading code put other memory under {some(names, 4)} (`.data =`) outside their own loaders",
                 hint="copy into the tensor instead (`copy_`)",
             )
 
@@ -296,16 +288,9 @@ class Update:
 
     def _bring_back(self, state: UnitState) -> None:
         """Post-processing runs on the device: make room for the unit, at the cost of those that waited longest."""
-        if state.staged.home is not Home.HOST:
-            return
-        waiting = sorted(
-            (other for other in self._states if other is not state and other.staged.home is Home.POOL),
-            key=lambda other: other.last_used,
-        )
-        while not state.staged.come_back(self._pool):
-            if not waiting:
-                raise ReloadError(f"layer {state.unit.name}: staging memory is full ({self._pool.used} bytes in use)")
-            self._count_spill(waiting.pop(0).staged.spill())
+        waiting = sorted((other for other in self._states if other is not state), key=lambda other: other.last_used)
+        for nbytes in state.staged.make_room(self._pool, [other.staged for other in waiting]):
+            self._count_spill(nbytes)
 
     def _publish(self, state: UnitState, processed: Processed) -> None:
         started = self.session.device.clock()
@@ -333,7 +318,7 @@ class Update:
             self._require_open()
             try:
                 self._require_tensors()
-                self.session.require_structure()
+                self.session.structure.require()
                 self._judge()
                 self._publish_rest()
                 self._vote("outcome")
@@ -344,30 +329,17 @@ class Update:
 
     def _require_tensors(self) -> None:
         """What the layers have registered was taken aside when the update began, and is put back after each chunk."""
-        changed = [
-            layer.name or "(model)"
-            for state in self._states
-            if state.unit.expectations and not state.ceded
-            for layer in state.unit.layers
-            if self._live[layer.name].has_changed()
-        ]
-        if changed:
-            raise ReloadError(
-                f"{self._rank}: tensors were registered or replaced in {some(changed, 4)} while update {self.number} was open",
-                hint="change the model between updates",
-            )
+        for state in self._states:
+            for layer in state.unit.layers if state.unit.expectations and not state.ceded else ():
+                self._live[layer.name].require_unchanged(f"{self._rank}, update {self.number}")
 
     def _judge(self) -> None:
         missing = self._progress.missing()
         if missing:
-            arrived = set(self._stream.arrived)
-            if any(
-                self._tracker.states_by_layer[e.layer].in_place and arrived.issuperset(e.key.sources)
-                for e, _ in missing
-                if e.layer in self._tracker.states_by_layer
-            ):
-                # Their sources were there and no call was seen. What load code did with them (another thread, numpy) is not known.
-                self._mutated = True
+            # Of what is loaded in place, the sources were there and no call was seen: what became of them is not known.
+            arrived, states = set(self._stream.arrived), self._tracker.states_by_layer
+            unseen = [e.layer for e, _ in missing if arrived.issuperset(e.key.sources) and e.layer in states]
+            self._mutated = self._mutated or any(states[layer].in_place for layer in unseen)
             message, hint = describe_missing(missing, self._stream.unknown, self._stream.arrived)
             where = f" on {self._rank}" if self.session.voter is not None else ""
             raise IncompleteUpdate(message.replace("incomplete:", f"incomplete{where}:", 1), hint=hint)
@@ -485,17 +457,7 @@ class Update:
 
     def _make_receipt(self, ok: bool, error: str) -> Receipt:
         session, progress, stream = self.session, self._progress, self._stream
-        expected, missing, lacking = progress.expected, progress.missing(), Counter[str]()
-        for expectation, count in missing:
-            lacking[expectation.layer] += count
-        layers = [
-            progress.layer_receipt(layer.name, state, expected[layer.name], lacking[layer.name])
-            for state in self._states
-            for layer in state.unit.layers
-            if layer.name in expected
-            or progress.extras[layer.name]
-            or (state.published and layer.name in state.unit.hooked)
-        ]
+        expected, missing = progress.expected.total(), progress.missing()
         return Receipt(
             ok=ok,
             update=self.number,
@@ -504,9 +466,9 @@ class Update:
             rank=session.manifest.rank.index,
             scope=str(self.scope),
             commit=session.commit,
-            layers=tuple(layers),
-            expected=expected.total(),
-            observed=expected.total() - lacking.total(),
+            layers=progress.layer_receipts(self._states),
+            expected=expected,
+            observed=expected - sum(count for _, count in missing),
             extras=sum(progress.extras.values()),
             declined=sum(progress.declined.values()),
             out_of_scope=progress.out_of_scope,

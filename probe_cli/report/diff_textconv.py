@@ -97,6 +97,7 @@ def _write(write: Write) -> str:
     parts += [f"written as {write.dst_dtype}"] if write.dst_dtype else []
     parts += ["computed"] if write.computed else []
     parts += [] if write.exact else ["at most"]
+    parts += ["added"] if write.accumulates else []
     return ", ".join(parts)
 
 

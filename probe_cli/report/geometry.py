@@ -62,7 +62,15 @@ def write_text(
     target = _reinterpreted(write.dst, tuple(tensor), write.dst_dtype)
     if write.tensor is not None:
         target = f"{write.tensor} {target}"
-    notes = [note for note, holds in (("computed", write.computed), ("upper bound", not write.exact)) if holds]
+    notes = [
+        note
+        for note, holds in (
+            ("computed", write.computed),
+            ("upper bound", not write.exact),
+            ("accumulates", write.accumulates),
+        )
+        if holds
+    ]
     return f"{origin} -> {target}" + (f" ({', '.join(notes)})" if notes else "")
 
 

@@ -352,7 +352,7 @@ def test_no_color_without_a_terminal_and_color_where_it_is_forced() -> None:
 
 def test_a_manifest_of_a_newer_major_version_is_trouble(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = Manifest.read("bundle", rank=0).write(tmp_path / "m.json")
-    path.write_bytes(path.read_bytes().replace(b'"version":"1.0"', b'"version":"2.0"'))
+    path.write_bytes(path.read_bytes().replace(b'"version":"1.1"', b'"version":"2.0"'))
     code, out, _ = run(capsys, str(path), "checkpoint")
     assert code == 2
     assert "schema version 2.0 is of a newer major version" in out

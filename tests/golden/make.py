@@ -63,7 +63,7 @@ def everything() -> Manifest:
                     direct=True,
                     attribution="stream",
                     writes=(
-                        Write(1, View(0, (2, 2), (2, 1)), View(2, (2, 2), (2, 1)), "tied", "U8", "I8", True, False),
+                        Write(1, View(0, (2, 2), (2, 1)), View(2, (2, 2), (2, 1)), "tied", "U8", "I8", True, False, True),
                         Write(source=None),
                     ),
                 ),

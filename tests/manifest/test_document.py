@@ -187,8 +187,8 @@ def test_fields_of_a_newer_minor_version_are_ignored_and_kept() -> None:
 
 
 def test_a_newer_major_version_is_refused_by_name() -> None:
-    text = dense_manifests()[0].to_bytes().replace(b'"version":"1.0"', b'"version":"2.0"')
-    with pytest.raises(ManifestError, match=r"schema version 2.0 is of a newer major version than 1.0") as error:
+    text = dense_manifests()[0].to_bytes().replace(b'"version":"1.1"', b'"version":"2.0"')
+    with pytest.raises(ManifestError, match=r"schema version 2.0 is of a newer major version than 1.1") as error:
         Manifest.from_bytes(text)
     assert error.value.hint == "upgrade probe-manifest"
 

@@ -382,3 +382,35 @@ def test_compiled_functions_run_as_they_are_written(early: bool, tmp_path: Path)
     )
     assert torch.compile is compiler
     assert torch.equal(_dequantized(torch.ones(2)), torch.full((2,), 3.0))
+
+
+@pytest.mark.parametrize("kind", ["index_copy_", "index_put_", "rows of a parameter"])
+def test_an_indexed_write_of_source_and_constant_covers_both(kind: str, tmp_path: Path) -> None:
+    """What of an indexed row comes from no source is written all the same: it is no gap."""
+    steps: dict[str, Step] = {
+        "index_copy_": lambda m, n, w: m.p.index_copy_(0, torch.arange(4), torch.cat([w[:2], torch.zeros(2)])),
+        "index_put_": lambda m, n, w: m.p.__setitem__(torch.arange(4), torch.cat([torch.zeros(2), w[:2]])),
+        "rows of a parameter": lambda m, n, w: m.p.view(1, 4).index_copy_(
+            0, torch.arange(1), torch.cat([torch.zeros(1), w[:3]]).view(1, 4)
+        ),
+    }
+    assert tensor(_probe(tmp_path, _model(steps[kind])), "", "p").coverage is None
+
+
+ADDING: dict[str, tuple[Step, bool]] = {
+    "add_": (lambda m, n, w: m.p.add_(w), True),
+    "add_ to a part": (lambda m, n, w: (m.p[:2].copy_(w[:2]), m.p.add_(w)), True),
+    "index_add_": (lambda m, n, w: m.p.index_add_(0, torch.arange(4), w), True),
+    "accumulate": (lambda m, n, w: m.p.index_put_((torch.arange(4),), w, accumulate=True), True),
+    "after halves": (lambda m, n, w: (m.p[:2].copy_(w[:2]), m.p[2:].copy_(w[2:]), m.p.add_(w)), False),
+    "after copy_": (lambda m, n, w: (m.p.copy_(w), m.p.mul_(2), m.p.add_(w)), False),
+    "index_put_": (lambda m, n, w: m.p.index_put_((torch.arange(4),), w), False),
+    "out=": (lambda m, n, w: torch.mul(w, 2, out=m.p), False),
+}
+
+
+@pytest.mark.parametrize("kind", ADDING)
+def test_what_is_added_to_values_from_before_the_load_is_marked(kind: str, tmp_path: Path) -> None:
+    step, marked = ADDING[kind]
+    manifest = _probe(tmp_path, _model(step))
+    assert any(w.accumulates for a in applications(manifest) for w in a.writes) == marked

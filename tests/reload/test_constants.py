@@ -62,7 +62,9 @@ def test_recorded_equals_probed() -> None:
     with record(model) as recording:
         model.load_weights(iter(weights_like(SHAPES, 1).items()))
     assert recording.manifest.keys() == _probed().keys()
-    assert [str(key) for key, _ in _probed().keys().items() if not key.sources] == ["(a constant) -> attn.bias [shard=k]"]
+    assert [str(key) for key, _ in _probed().keys().items() if not key.sources] == [
+        "(a constant) -> attn.bias [shard=k]"
+    ]
 
 
 def test_an_update_brings_the_constant_too() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from probe_cli.errors import IncompleteUpdate, ReloadError
-from probe_cli.reload import ReloadSession
+from probe_cli.reload import ReloadSession, record
 from tests.reload.models import Model, cold, default_loader, one_buffer, parameter, pointers, same, state, weights_like
 
 SHAPES = {"a.weight": (4, 4), "a.bias": (4,), "b.weight": (4, 4), "b.bias": (4,)}
@@ -189,3 +189,58 @@ def test_writes_of_another_thread_in_place_leave_the_model_undefined() -> None:
     with pytest.raises(IncompleteUpdate), session.update() as update:
         pass
     assert "undefined" in session.state
+
+
+def _add(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param.data.add_(loaded_weight)
+
+
+def _zero_and_add(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param.data.zero_()
+    param.data.add_(loaded_weight)
+
+
+@pytest.mark.parametrize("how", ["probed", "recorded"])
+def test_values_from_before_the_first_load_cannot_be_brought_back(how: str) -> None:
+    model, manifest, load = _bound(model_with(_add), how)
+    with pytest.raises(ReloadError, match=r"adds to what a\.weight, a\.bias, b\.weight, b\.bias held before"):
+        ReloadSession(model, manifest, cold=load)
+
+
+@pytest.mark.parametrize("how", ["probed", "recorded"])
+def test_adding_to_what_the_load_itself_wrote(how: str) -> None:
+    model, manifest, load = _bound(model_with(_zero_and_add), how)
+    with ReloadSession(model, manifest, cold=load, poison=True).update() as update:
+        update.load_weights(weights_like(SHAPES, 2).items())
+    assert same(state(model), weights_like(SHAPES, 2))
+
+
+def _bound(make: Callable[[], Model], how: str) -> tuple[Model, Any, Any]:
+    if how == "probed":
+        return cold(make, weights_like(SHAPES, 1))
+    model = make()
+    with record(model) as recording:
+        model.load_weights(iter(weights_like(SHAPES, 1).items()))
+    recording.cold.process()
+    return model, recording.manifest, recording.cold
+
+
+class Growing(Model):
+    """Its loading code makes a module when it first runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = Layer(default_loader)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        if not hasattr(self, "b"):
+            self.b = Layer(default_loader)
+        return super().load_weights(weights)
+
+
+def test_a_module_that_the_first_load_makes_is_in_the_contract() -> None:
+    model, manifest, load = cold(Growing, weights_like(SHAPES, 1))
+    assert {key.full_tensor for key in [*manifest.keys()]} == set(SHAPES)
+    with ReloadSession(model, manifest, cold=load).update() as update:
+        update.load_weights(weights_like(SHAPES, 2).items())
+    assert same(state(model), weights_like(SHAPES, 2))

@@ -382,7 +382,7 @@ def test_tensors_registered_while_an_update_is_open_fail_it(
     update.load_weights(given if at_the_end else given[:1])
     change(drafter.mid)
     go_on = update.finish if at_the_end else lambda: update.load_weights(given[1:])
-    with pytest.raises(ReloadError, match="registered or replaced in mid while update 1 was open"):
+    with pytest.raises(ReloadError, match="update 1: tensors were registered or replaced in mid while it was open"):
         go_on()
 
 
