@@ -110,7 +110,10 @@ def _manifests(old: Manifest, new: Manifest) -> list[Change]:
 
 
 def _bundles(old: Bundle, new: Bundle) -> Iterator[Change]:
+    # What an index states of a file holds if the file is there and whole, whether or not it needs comparing.
     if old.digest == new.digest:
+        for rank in old.ranks:
+            old.rank_text(rank), new.rank_text(rank)
         return
     index = compare_index(old.text, new.text)
     yield from index
@@ -122,8 +125,10 @@ def _bundles(old: Bundle, new: Bundle) -> Iterator[Change]:
             yield Change(kind="rank-removed", subject=f"rank {rank}", rank=rank, old=_plain(old, rank))
         elif rank not in before:
             yield Change(kind="rank-added", subject=f"rank {rank}", rank=rank, new=_plain(new, rank))
-        elif before[rank].digest != after[rank].digest:
-            yield from compare_rank(old.rank_text(rank), new.rank_text(rank), rank, renamed, echo=True)
+        else:
+            texts = old.rank_text(rank), new.rank_text(rank)
+            if before[rank].digest != after[rank].digest:
+                yield from compare_rank(*texts, rank, renamed, echo=True)
 
 
 def _plain(bundle: Bundle, rank: int) -> Any:

@@ -48,6 +48,28 @@ def test_equal_bundles(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, out[-1]) == (0, "no difference")
 
 
+@pytest.mark.parametrize("side", ["old", "damaged"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "edited"])
+def test_what_an_index_states_of_a_damaged_file_is_not_believed(
+    damage: str, side: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shutil.copytree("old", tmp_path / "damaged")
+    file = next(path for path in sorted((tmp_path / "damaged").iterdir()) if path.name.startswith("rank-00001"))
+    if damage == "missing":
+        file.unlink()
+    elif damage == "cut":
+        file.write_bytes(file.read_bytes()[:-40])
+    else:
+        packed = file.suffix == ".gz"
+        text = gzip.decompress(file.read_bytes()) if packed else file.read_bytes()
+        edited = text.replace(b"k_proj", b"x_proj", 1)
+        assert edited != text
+        file.write_bytes(gzip.compress(edited) if packed else edited)
+    given = ("old", str(tmp_path / "damaged"))
+    code, out, error = run(capsys, *(given if side == "old" else given[::-1]))
+    assert (code, out) == (2, []) and file.name in error
+
+
 def test_a_breaking_change_is_named_and_fails_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "old", "new")
     name = "model.layers.0.self_attn"
