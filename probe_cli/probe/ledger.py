@@ -18,6 +18,7 @@ from probe_cli.dtypes import numel
 from probe_cli.errors import ProbeError
 from probe_cli.manifest.coverage import Footprint, coverage
 from probe_cli.manifest.schema import View
+from probe_cli.model.assignments import SET_DATA
 from probe_cli.model.dispatch import tensors_in
 from probe_cli.model.inventory import Inventory, OwnedTensor
 from probe_cli.model.storage import byte_range, storage_key
@@ -36,14 +37,10 @@ from probe_cli.probe.provenance import (
 from probe_cli.probe.values import ValueStore
 from probe_cli.probe.writes import ModelWrite, code_line, of_piece, within
 
-__all__ = ["SET_DATA", "Ledger"]
+__all__ = ["Ledger"]
 
 #: Real memory that a load may make before what it has dropped is let go.
 _SCRATCH_BYTES = 64 << 20
-
-#: What C++ has under `Tensor.data`, whatever the class shows meanwhile.
-SET_DATA: Callable[[torch.Tensor, torch.Tensor], None] = vars(torch._C.TensorBase)["data"].__set__
-
 
 #: A tensor with more writes than this is not looked at element by element again.
 _MAX_WRITES = 1 << 12
@@ -368,6 +365,17 @@ class Ledger:
                 origin.blur()
 
     # Model tensors that get another storage
+
+    def entered(self, owned: OwnedTensor) -> None:
+        """A tensor was registered with a module."""
+        self.assign(owned, owned.tensor, "registration")
+
+    def assigned(self, owned: OwnedTensor, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """`tensor.data = value` is to happen."""
+        self.replace_data(owned, tensor, value, ".data =")
+
+    def assigned_elsewhere(self, owned: OwnedTensor) -> ProbeError:
+        return self.fail(f"{owned.full_name}: .data = in another thread, at {code_line()}")
 
     def assign(self, owned: OwnedTensor, value: torch.Tensor, op: str) -> None:
         """A model tensor gets what `value` holds (`.data =`, `set_`, a new parameter under an old name)."""

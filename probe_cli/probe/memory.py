@@ -15,13 +15,13 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from probe_cli.errors import ProbeError
+from probe_cli.model.patched import patched
 from probe_cli.model.storage import storage_key
 from probe_cli.probe.recorder import Recorder
 from probe_cli.probe.writes import code_line
 
-__all__ = ["guard_memory", "patched"]
+__all__ = ["guard_memory"]
 
-_MISSING = object()
 _HINT = "write to the tensor itself (copy_, item assignment); a dry run cannot follow writes to bare memory"
 _STORAGE_WRITERS = (
     "fill_",
@@ -33,22 +33,6 @@ _STORAGE_WRITERS = (
     "_set_from_file",
     "_swap_data_ptr_",
 )
-
-
-@contextmanager
-def patched(owner: Any, **replacements: Any) -> Iterator[None]:
-    """Attributes of a class or module, replaced for a while; nesting in one thread is fine."""
-    before = {name: vars(owner).get(name, _MISSING) for name in replacements}
-    for name, value in replacements.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
 
 
 @contextmanager

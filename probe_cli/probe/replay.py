@@ -15,13 +15,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from probe_cli.checkpoint import Checkpoint
 from probe_cli.engines.base import Engine
 from probe_cli.errors import EngineError, ProbeError, ProbeManifestError, described
+from probe_cli.model.assignments import enter_unannounced, watch_assignments, watch_registrations
 from probe_cli.model.dtypes import torch_dtype
 from probe_cli.model.inventory import Inventory, LayerTensors, OwnedTensor
 from probe_cli.model.loaders import LoaderInterception
 from probe_cli.model.selectors import Binder
 from probe_cli.probe.applications import Collector, Entry
+from probe_cli.probe.eager import run_eagerly
 from probe_cli.probe.memory import guard_memory
-from probe_cli.probe.patches import note_unannounced, run_eagerly, watch_assignments, watch_registrations
 from probe_cli.probe.recorder import Recorder
 from probe_cli.probe.snapshot import ModelSnapshot
 from probe_cli.probe.threads import watch_threads
@@ -132,14 +133,14 @@ def _replay(
         with ExitStack() as stack:
             stack.enter_context(engine.loading(model))
             stack.enter_context(loaders)
-            stack.enter_context(watch_assignments(recorder))
+            stack.enter_context(watch_assignments(inventory, recorder.assigned, recorder.assigned_elsewhere))
             stack.enter_context(guard_memory(recorder))
-            stack.enter_context(watch_registrations(inventory, recorder, loaders))
+            stack.enter_context(watch_registrations(inventory, loaders, recorder.entered))
             stack.enter_context(watch_threads(recorder))
             stack.enter_context(run_eagerly())
             stack.enter_context(recorder)
             _refuse_unfinished(engine.load_weights(model, iter(stream)), model)
-            note_unannounced(model, inventory, recorder)
+            enter_unannounced(model, inventory, recorder.entered)
         if recorder.failure is not None:
             raise recorder.failure
         recorder.current = None

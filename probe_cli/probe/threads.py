@@ -17,8 +17,8 @@ from typing import Any
 from torch._ops import OpOverload
 
 from probe_cli.model.dispatch import DispatchMode, tensors_in
+from probe_cli.model.patched import patched
 from probe_cli.model.storage import storage_key
-from probe_cli.probe.memory import patched
 from probe_cli.probe.ops import Kind, op_info
 from probe_cli.probe.recorder import Recorder
 from probe_cli.probe.writes import code_line

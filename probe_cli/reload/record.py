@@ -7,7 +7,10 @@ manifest says of each write that its source side is only an upper bound.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
@@ -15,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 from typing_extensions import Self
 
 from probe_cli.checkpoint import Checkpoint, Source
@@ -22,6 +26,7 @@ from probe_cli.dtypes import numel
 from probe_cli.errors import ReloadError
 from probe_cli.manifest import Manifest, canonical_bytes
 from probe_cli.manifest.schema import EngineIdentity, View
+from probe_cli.model.assignments import SET_DATA, enter_unannounced, watch_assignments, watch_registrations
 from probe_cli.model.dispatch import DispatchMode, accumulates, mutated_arguments, tensors_in
 from probe_cli.model.dtypes import dtype_name
 from probe_cli.model.inventory import Inventory, OwnedTensor
@@ -29,11 +34,18 @@ from probe_cli.model.loaders import LoaderInterception
 from probe_cli.model.selectors import DEFAULT_CONTROL_FLAGS, Binder, loader_name
 from probe_cli.model.storage import byte_range, storage_key
 from probe_cli.reload.cold import ColdLoad
+from probe_cli.reload.fingerprint import Fingerprints
 from probe_cli.reload.processing import Processing
 from probe_cli.reload.recorded import RecordedKey, recorded_manifest
+from probe_cli.reload.text import some
 from probe_cli.topology import Rank
 
 __all__ = ["Recording", "record"]
+
+_log = logging.getLogger("probe_cli.reload")
+
+#: So many names are written out in a message.
+_NAMED = 5
 
 
 def record(
@@ -54,7 +66,9 @@ def record(
         session = ReloadSession(model, recording.manifest, cold=recording.cold)
 
     `checkpoint` is what the stream comes from; without it the sources that arrive are taken for a wire. The load runs
-    as it would, with every operator watched. Raises ReloadError if a write cannot be attributed to a source.
+    as it would, with every operator watched. Raises ReloadError if a write cannot be attributed to a source, and at the
+    end of the block if a tensor was written in a way that is not seen (NumPy, another thread): the weights are there
+    then, but a contract without that write would be wrong. Sources that nothing was written from are logged.
     """
     return Recording(model, rank or Rank(), engine, checkpoint, processing, control_flags, default_loaders)
 
@@ -100,15 +114,20 @@ class Recording(DispatchMode):
         self._inventory = Inventory(model)
         self._binder = Binder(self._inventory.names_of_modules, control_flags)
         self._interception = LoaderInterception(
-            self._on_call, [owned.tensor for owned in self._inventory.tensors()], default_loaders
+            self._on_call,
+            [owned.tensor for owned in self._inventory.tensors()],
+            default_loaders,
+            elsewhere=self._on_call_elsewhere,
         )
+        self._watches = ExitStack()
+        self._before: Fingerprints
         self._arrived: dict[str, Source] = {}
         self._current: str | None = None
         self._own_load: Any = None
         #: Storage -> the sources that its elements come from.
         self._origins: dict[int, tuple[str, ...]] = {}
-        #: Keeps storages of tracked tensors alive, so that their identities are not used again within one source.
-        self._alive: list[torch.Tensor] = []
+        #: Of storages that are known here: lets go of their memory, but not of their identities for others to have.
+        self._storages: list[StorageWeakRef] = []
         self._call: _Call | None = None
         self._written: dict[OwnedTensor, set[View | None]] = {}
         self._keys: dict[tuple[str, str, tuple[str, ...], bytes], RecordedKey] = {}
@@ -120,10 +139,15 @@ class Recording(DispatchMode):
         load = self.model.load_weights
         if not callable(load):
             raise ReloadError(f"{type(self.model).__name__} has no load_weights to record")
+        self._before = Fingerprints(self._inventory)
+        with ExitStack() as stack:
+            stack.enter_context(self._interception)
+            stack.enter_context(watch_assignments(self._inventory, self._assigned, self._assigned_elsewhere))
+            stack.enter_context(watch_registrations(self._inventory, self._interception, self._entered))
+            self._watches = stack.pop_all()
         self.model.__dict__["load_weights"] = lambda weights, *args, **kwargs: load(
             self.track(weights), *args, **kwargs
         )
-        self._interception.__enter__()
         super().__enter__()
         return self
 
@@ -131,14 +155,18 @@ class Recording(DispatchMode):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
-        self._interception.__exit__(kind, error, traceback)
+        self._watches.close()
         if self._own_load is None:
             self.model.__dict__.pop("load_weights", None)
         else:
             self.model.__dict__["load_weights"] = self._own_load
-        self._origins.clear()
-        self._alive.clear()
         if error is None:
+            enter_unannounced(self.model, self._inventory, self._entered)
+        self._origins.clear()
+        self._storages.clear()
+        if error is None:
+            self._refuse_unseen()
+            self._report_unused()
             self.manifest = recorded_manifest(
                 self.model, self._keys.values(), self._sources(), self.rank, self.engine, self.declined
             )
@@ -154,8 +182,7 @@ class Recording(DispatchMode):
             self._current = name
             shape = tuple(tensor.shape)
             self._arrived[name] = Source(name, dtype_name(tensor.dtype), shape, tensor.nbytes)
-            self._origins[storage_key(tensor)] = (name,)
-            self._alive.append(tensor)
+            self._know(tensor, (name,))
             yield name, tensor
         self._current = None
 
@@ -165,6 +192,8 @@ class Recording(DispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func._schema.name == "aten::set_" and self._inventory.owners(args[0]):
+            return self._set(func, args, kwargs)
         given = tensors_in(args, kwargs)
         written = tensors_in(*(args[p] if p < len(args) else kwargs.get(name) for p, name in mutated_arguments(func)))
         result = func(*args, **kwargs)
@@ -175,8 +204,7 @@ class Recording(DispatchMode):
         for output in tensors_in(result):
             key = storage_key(output)
             if sources and key not in self._origins and not self._inventory.on_storage(key):
-                self._origins[key] = sources
-                self._alive.append(output)
+                self._know(output, sources)
         return result
 
     def _union(self, tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
@@ -190,8 +218,7 @@ class Recording(DispatchMode):
             if not owners:
                 merged = dict.fromkeys((*self._origins.get(key, ()), *sources))
                 if merged:
-                    self._origins[key] = tuple(merged)
-                    self._alive.append(tensor)
+                    self._know(tensor, tuple(merged))
                 continue
             aim = self._call.destination if self._call is not None else None
             owned = aim if aim is not None and any(aim is owner for owner in owners) else _owner(owners, tensor)
@@ -211,6 +238,80 @@ class Recording(DispatchMode):
                 f"comes from no source, while loading {self._current}"
             )
         self._add(writes[0].owned, joined, {}, writes, direct=True)
+
+    # What no operator does
+
+    def _know(self, tensor: torch.Tensor, sources: tuple[str, ...]) -> None:
+        self._origins[storage_key(tensor)] = sources
+        self._storages.append(StorageWeakRef(tensor.untyped_storage()))
+
+    def _set(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target = args[0]
+        owned, before = self._inventory.owners(target)[0], storage_key(target)
+        self._storages.append(StorageWeakRef(target.untyped_storage()))
+        result = func(*args, **kwargs)
+        if storage_key(target) != before:
+            self._put(owned, target, func._schema.name)
+            self._inventory.add_storage(owned, target)
+        return result
+
+    def _assigned(self, owned: OwnedTensor, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        moved = storage_key(value) != storage_key(tensor)
+        self._storages.append(StorageWeakRef(tensor.untyped_storage()))
+        SET_DATA(tensor, value)
+        if moved:
+            self._put(owned, tensor, ".data =")
+            self._inventory.add_storage(owned, tensor)
+
+    def _entered(self, owned: OwnedTensor) -> None:
+        self._put(owned, owned.tensor, "registration")
+
+    def _put(self, owned: OwnedTensor, value: torch.Tensor, op: str) -> None:
+        """A tensor of the model is now what memory from elsewhere holds. Memory that holds nothing of a source is not a
+        write: it may be filled later."""
+        sources = self._origins.get(storage_key(value), ())
+        if not sources:
+            return
+        write = _Write(owned, View(0, tuple(value.shape), tuple(value.stride())), sources, op)
+        self._written.setdefault(owned, set()).add(write.view)
+        if self._call is not None:
+            self._call.writes.append(write)
+        else:
+            self._add(owned, sources, {}, [write], direct=True)
+
+    def _on_call_elsewhere(
+        self,
+        loader: Callable[..., object],
+        parameter: torch.Tensor | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> object:
+        owned = self._inventory.destination(parameter, args)
+        raise _elsewhere(f"{loader_name(loader)} was called for {owned.full_name if owned else 'a tensor'}")
+
+    def _assigned_elsewhere(self, owned: OwnedTensor) -> ReloadError:
+        return _elsewhere(f"{owned.full_name}: .data =")
+
+    def _refuse_unseen(self) -> None:
+        now = Inventory(self.model)
+        there = {owned.full_name for owned in now.tensors()}
+        gone = [key.owned.full_name for key in self._keys.values() if key.owned.full_name not in there]
+        if gone:
+            raise ReloadError(f"{some(list(dict.fromkeys(gone)), _NAMED)} was loaded and is not in the model any more")
+        written = {name for key in self._keys.values() for name, _ in key.writes}
+        changed = self._before.changed(now, written)
+        if changed:
+            raise ReloadError(
+                f"{some(changed, _NAMED)} changed during the load, and no write to it was seen (NumPy, bare memory, another "
+                "thread); a contract without it would be wrong",
+                hint="write to the tensor itself (copy_, item assignment), in the thread that load_weights runs in",
+            )
+
+    def _report_unused(self) -> None:
+        used = {source for key in self._keys.values() for source in key.sources}
+        unused = [name for name in self._arrived if name not in used]
+        if unused:
+            _log.warning("nothing was written from %s; an update without it counts as complete", some(unused, _NAMED))
 
     def _is_written(self, owned: OwnedTensor, owners: Sequence[OwnedTensor], view: View | None) -> bool:
         """Whether this load has written what a view shows, as far as can be told from whole views."""
@@ -269,6 +370,13 @@ class Recording(DispatchMode):
             found = self._keys[key] = RecordedKey(owned, sources, selectors, direct, attribution)
         found.add(((write.owned.full_name, write.view), write.op) for write in writes)
         found.accumulating.update((write.owned.full_name, write.view) for write in writes if write.accumulates)
+
+
+def _elsewhere(what: str) -> ReloadError:
+    return ReloadError(
+        f"{what} in another thread ({threading.current_thread().name})",
+        hint="a recording follows the thread that load_weights runs in: load in it",
+    )
 
 
 def _owner(owners: Sequence[OwnedTensor], tensor: torch.Tensor) -> OwnedTensor:

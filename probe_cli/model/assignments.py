@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -14,30 +13,37 @@ from torch.nn.modules import module as nn_module
 
 from probe_cli.model.inventory import Inventory, OwnedTensor, owned_tensors
 from probe_cli.model.loaders import LoaderInterception
+from probe_cli.model.patched import patched
 from probe_cli.model.storage import storage_key
-from probe_cli.probe.ledger import SET_DATA
-from probe_cli.probe.memory import patched
-from probe_cli.probe.recorder import Recorder
-from probe_cli.probe.writes import code_line
 
-__all__ = ["note_unannounced", "run_eagerly", "watch_assignments", "watch_registrations"]
+__all__ = ["SET_DATA", "enter_unannounced", "watch_assignments", "watch_registrations"]
 
 # The getset descriptor of C++; `data` on `torch.Tensor` is what is patched.
 _DATA: Any = vars(torch._C.TensorBase)["data"]
 _GET_DATA = _DATA.__get__
+#: What `tensor.data = value` does, whether or not it is watched.
+SET_DATA: Callable[[torch.Tensor, torch.Tensor], None] = _DATA.__set__
+
+#: Called with a tensor of the model that was not known, or with a new one under a known name, before it is entered.
+OnEntered = Callable[[OwnedTensor], None]
 
 
 @contextmanager
-def watch_assignments(recorder: Recorder) -> Iterator[None]:
-    """Record `parameter.data = value`, and carry it out."""
+def watch_assignments(
+    inventory: Inventory,
+    on_assigned: Callable[[OwnedTensor, torch.Tensor, torch.Tensor], None],
+    elsewhere: Callable[[OwnedTensor], Exception],
+) -> Iterator[None]:
+    """Inside: `tensor.data = value` on a tensor of the model calls `on_assigned(owned, tensor, value)`, which is to carry
+    it out. In another thread, what `elsewhere` gives is raised."""
     thread = threading.get_ident()
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        owners = recorder.inventory.owners(tensor)
+        owners = inventory.owners(tensor)
         if owners and threading.get_ident() != thread:
-            raise recorder.fail(f"{owners[0].full_name}: .data = in another thread, at {code_line()}")
+            raise elsewhere(owners[0])
         if owners:
-            recorder.replace_data(owners[0], tensor, value, ".data =")
+            on_assigned(owners[0], tensor, value)
         else:
             SET_DATA(tensor, value)
 
@@ -45,40 +51,26 @@ def watch_assignments(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def run_eagerly() -> Iterator[None]:
-    """Inside, functions under `torch.compile` run as they are written: its tracer would trace the recorder with them."""
-
-    def compiled(model: Any = None, **options: Any) -> Any:
-        return model if model is not None else lambda function: function
-
-    with ExitStack() as stack:
-        stack.enter_context(patched(torch, compile=compiled))
-        # What was compiled before brought the tracer with it; importing it for nothing takes seconds.
-        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        yield
-
-
-def note_unannounced(model: nn.Module, inventory: Inventory, recorder: Recorder) -> None:
-    """Record what tensors hold that were put into `_parameters` or `_buffers`, or in a module into `_modules`, behind the
-    module's back."""
+def enter_unannounced(model: nn.Module, inventory: Inventory, on_entered: OnEntered) -> None:
+    """Enter tensors that were put into `_parameters` or `_buffers`, or in a module into `_modules`, behind the module's
+    back."""
     for name, module in model.named_modules():
         inventory.names_of_modules.setdefault(module, name)
         for owned in owned_tensors(name, module):
             if not inventory.owners(owned.tensor):
-                _enter(owned, inventory, recorder)
+                _enter(owned, inventory, on_entered)
 
 
-def _enter(owned: OwnedTensor, inventory: Inventory, recorder: Recorder) -> None:
+def _enter(owned: OwnedTensor, inventory: Inventory, on_entered: OnEntered) -> None:
     if not any(other.full_name == owned.full_name for other in inventory.on_storage(storage_key(owned.tensor))):
-        recorder.assign(owned, owned.tensor, "registration")
+        on_entered(owned)
     inventory.add(owned)
 
 
 @contextmanager
-def watch_registrations(inventory: Inventory, recorder: Recorder, loaders: LoaderInterception) -> Iterator[None]:
-    """Know parameters, buffers and modules that are registered during the load, and record what they already hold."""
+def watch_registrations(inventory: Inventory, loaders: LoaderInterception, on_entered: OnEntered) -> Iterator[None]:
+    """Know parameters, buffers and modules that are registered during the load. Those of another thread are found by
+    `enter_unannounced`."""
     thread = threading.get_ident()
 
     def registered(
@@ -92,7 +84,7 @@ def watch_registrations(inventory: Inventory, recorder: Recorder, loaders: Loade
             return
         loaders.cover(type(tensor))
         persistent = kind == "parameter" or name not in module._non_persistent_buffers_set
-        _enter(OwnedTensor(layer, name, tensor, module, kind, persistent), inventory, recorder)
+        _enter(OwnedTensor(layer, name, tensor, module, kind, persistent), inventory, on_entered)
 
     def appeared(holder: nn.Module, name: str, child: nn.Module | None) -> None:
         above = inventory.names_of_modules.get(holder)
@@ -104,7 +96,7 @@ def watch_registrations(inventory: Inventory, recorder: Recorder, loaders: Loade
             inventory.names_of_modules[module] = path
             for owned in owned_tensors(path, module):
                 loaders.cover(type(owned.tensor))
-                _enter(owned, inventory, recorder)
+                _enter(owned, inventory, on_entered)
 
     hooks = (
         nn_module.register_module_module_registration_hook(appeared),
