@@ -105,6 +105,8 @@ class ParallelContext:
 
 
 def shard(tensor: torch.Tensor, dim: int, index: int, size: int) -> torch.Tensor:
-    """Part `index` of `size` equal parts of a tensor along `dim`, as a view."""
+    """Part `index` of `size` equal parts of a tensor along `dim`, as a view; one part is the tensor itself."""
+    if size == 1:
+        return tensor
     length = tensor.shape[dim] // size
     return tensor.narrow(dim, index * length, length)
