@@ -88,6 +88,10 @@ def _handler(hub: FakeHub, host: str) -> type[BaseHTTPRequestHandler]:
             pass
 
         def answer(self, status: int, body: bytes = b"", cut: int | None = None, **headers: str) -> None:
+            # Before anything is sent: a client follows a redirect as soon as it has the header.
+            request = Request(host, self.path, self.headers.get("range"), self.headers.get("authorization"), status)
+            with hub.lock:
+                hub.requests.append(request)
             self.send_response(status)
             headers.setdefault("Content_Length", str(len(body)))
             for name, value in headers.items():
@@ -95,9 +99,6 @@ def _handler(hub: FakeHub, host: str) -> type[BaseHTTPRequestHandler]:
                     self.send_header(name.replace("_", "-"), value)
             self.end_headers()
             content = memoryview(body if cut is None else body[:cut])
-            request = Request(host, self.path, self.headers.get("range"), self.headers.get("authorization"), status)
-            with hub.lock:
-                hub.requests.append(request)
             self.close_connection = cut is not None
             try:
                 for at in range(0, len(content), 65_536):
