@@ -6,7 +6,10 @@ import msgspec
 
 from probe_cli.errors import UsageError
 
-__all__ = ["Rank", "Topology"]
+__all__ = ["MAX_RANKS", "Rank", "Topology"]
+
+#: No serving engine runs a model over more; a topology is listed rank by rank.
+MAX_RANKS = 100_000
 
 
 class Topology(msgspec.Struct, frozen=True, order=True):
@@ -21,6 +24,8 @@ class Topology(msgspec.Struct, frozen=True, order=True):
         for name in ("tp", "pp", "ep", "dp"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.world_size > MAX_RANKS:
+            raise UsageError(f"{self}: more than {MAX_RANKS:,} ranks")
         if (self.tp * self.dp) % self.ep:
             raise UsageError(
                 f"ep={self.ep} does not divide tp x dp = {self.tp * self.dp}",

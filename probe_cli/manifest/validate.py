@@ -12,12 +12,10 @@ from probe_cli.errors import ManifestError
 from probe_cli.manifest.schema import BundleIndex, Layer, ManifestDocument, SourceEntry, TensorEntry, View
 from probe_cli.topology import Rank, Topology
 
-__all__ = ["MAX_ELEMENTS", "MAX_RANKS", "RANK_FILE", "validate_index", "validate_manifest"]
+__all__ = ["MAX_ELEMENTS", "RANK_FILE", "validate_index", "validate_manifest"]
 
 #: Elements of a tensor: beyond this, byte offsets do not fit 64 bits.
 MAX_ELEMENTS = (1 << 63) // 16
-
-MAX_RANKS = 100_000
 
 RANK_FILE = re.compile(r"rank-[0-9]{5,9}\.json(\.gz)?")
 
@@ -72,8 +70,6 @@ def _fail(where: str, field: str, message: str) -> NoReturn:
 
 
 def _rank(rank: Rank, topology: Topology, where: str) -> None:
-    if topology.world_size > MAX_RANKS:
-        _fail(where, "topology", f"({topology}) has more than {MAX_RANKS:,} ranks")
     if rank.topology != topology:
         _fail(where, "rank.topology", f"({rank.topology}) differs from the topology ({topology})")
     if not 0 <= rank.index < topology.world_size:

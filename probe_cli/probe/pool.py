@@ -188,6 +188,8 @@ def _named(frame: Failed, worker: _Worker) -> ProbeManifestError:
     kind = getattr(errors, frame.kind, EngineError)
     if not (isinstance(kind, type) and issubclass(kind, ProbeManifestError)):
         kind = EngineError
-    error = kind(f"{worker.rank}: {frame.message}", hint=frame.hint)
+    prefix = f"{worker.rank}: "
+    message = frame.message if frame.message.startswith(prefix) else prefix + frame.message
+    error = kind(message, hint=frame.hint)
     attach_log(error, str(worker.rank), worker.log, frame.traceback)
     return error

@@ -59,6 +59,8 @@ def test_topology_from_parts() -> None:
         topology_of(2, None, 1, None, enable_ep=True)
     with pytest.raises(UsageError, match="ep=3 does not divide tp x dp = 8"):
         topology_of(8, None, 3, None)
+    with pytest.raises(UsageError, match="tp=99999 pp=9 ep=1 dp=1: more than 100,000 ranks"):
+        topology_of(99999, 9, None, None)
 
 
 def test_ranks() -> None:
