@@ -16,6 +16,7 @@ import click
 from probe_cli._version import __version__
 from probe_cli.cli.failures import ClosedPipe, Terminated, describe_failure, exit_code
 from probe_cli.cli.lazy import LazyGroup
+from probe_cli.errors import UsageError
 from probe_cli.report.console import Console
 
 __all__ = ["cli", "main", "run"]
@@ -58,8 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     console.prepare_streams()
     try:
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        if "" in given:  # as a path it would be the current folder
+            raise UsageError(
+                f"argument {given.index('') + 1} is empty", hint="a shell variable in quotes that has no value gives that"
+            )
         result = cli.main(
-            args=None if arguments is None else list(arguments),
+            args=given,
             prog_name="probe-manifest",
             standalone_mode=False,
             obj=console,

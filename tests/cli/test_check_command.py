@@ -259,7 +259,7 @@ def test_a_file_that_is_replaced_keeps_its_mode(capsys: pytest.CaptureFixture[st
 
 
 def test_an_output_without_a_name_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "bundle", "broken", "--output", "")
+    code, _, err = run(capsys, "bundle", "broken", "--output=")
     assert (code, err.splitlines()[0]) == (2, "error: Invalid value for '--output': no name of a file")
 
 

@@ -103,6 +103,12 @@ def test_an_error_is_one_line_and_a_hint(run, tmp_path: Path) -> None:
     assert found.stderr == f"error: {tmp_path / 'absent'}: no such file or directory, expected a manifest or a bundle\n"
 
 
+@pytest.mark.parametrize("arguments", [("check", "", "x"), ("check", "x", ""), ("build", "x", "--output", "")])
+def test_an_empty_argument_is_not_the_current_folder(run, arguments: tuple[str, ...]) -> None:
+    found = run(*arguments)
+    assert found.code == 2 and found.stderr.startswith(f"error: argument {arguments.index('') + 1} is empty")
+
+
 def test_unexpected_errors_are_a_line_and_debug_shows_where(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probe_cli.report.console.Console.print", lambda *_: 1 / 0)
     found = run("schema")
