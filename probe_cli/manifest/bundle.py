@@ -180,8 +180,8 @@ class Bundle:
         new = target.with_name(f".{target.name}.{os.urandom(4).hex()}.new")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            new.mkdir()
             try:
+                new.mkdir()
                 for entry in self.index.ranks:
                     text = self.manifest(entry.rank.index).to_bytes()
                     write_bytes(new / entry.file, compress(text) if entry.file.endswith(".gz") else text)
@@ -193,7 +193,13 @@ class Bundle:
                 raise
         except OSError as error:
             raise ManifestError(f"{target}: cannot be written ({error.strerror or error})") from None
-        if old is not None and not _discard(old):
+        try:
+            discarded = old is None or _discard(old)
+        except BaseException:
+            if old is not None:
+                _discard(old)
+            raise
+        if not discarded:
             raise ManifestError(f"{target}: written, but files that are no part of a bundle were in the old one: {old}")
         return Path(directory)
 

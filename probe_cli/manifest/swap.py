@@ -17,7 +17,8 @@ _RENAME_EXCHANGE = 2
 
 def put_in_place(new: Path, target: Path) -> Path | None:
     """Rename `new` to `target`. If `target` exists it is exchanged, in one step where the system can, and the path
-    that now holds the old content is returned. Raises OSError, with `target` as it was."""
+    that now holds the old content is returned. Raises OSError, with `target` as it was; interrupted when all is done, the old
+    content is at `new`."""
     if not os.path.lexists(target):
         os.rename(new, target)
         sync_directory(target.parent)
@@ -25,11 +26,13 @@ def put_in_place(new: Path, target: Path) -> Path | None:
     old = new
     if not _exchange(new, target):
         old = target.with_name(f".{target.name}.{os.urandom(4).hex()}.old")
-        os.rename(target, old)
         try:
+            os.rename(target, old)
             os.rename(new, target)
-        except BaseException:
-            os.rename(old, target)
+        except BaseException:  # a signal between the two as well
+            if os.path.lexists(old):
+                # After both, what is old is where an exchange would have left it.
+                os.rename(old, new if os.path.lexists(target) else target)
             raise
     sync_directory(target.parent)
     return old

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -108,6 +109,43 @@ def test_a_failing_rename_leaves_the_old_bundle(tmp_path: Path, monkeypatch: pyt
         dense_bundle(world=2).write(tmp_path / "out")
     assert bytes_of(tmp_path / "out") == before
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_an_interrupt_at_any_step_leaves_one_whole_bundle_and_nothing_else(
+    exchanged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each change of the file system that replacing a bundle makes."""
+    steps = {"at": 0, "stop": -1}
+
+    def stopping(change: Callable[..., object]) -> Callable[..., object]:
+        def step(*args: object, **options: object) -> object:
+            result = change(*args, **options)
+            steps["at"] += 1
+            if steps["at"] == steps["stop"]:
+                raise KeyboardInterrupt
+            return result
+
+        return step
+
+    exchange = swap._exchange if exchanged else lambda one, other: False
+    monkeypatch.setattr("probe_cli.manifest.swap._exchange", stopping(exchange) if exchanged else exchange)
+    for name in ("rename", "replace", "unlink", "rmdir", "mkdir"):
+        monkeypatch.setattr(os, name, stopping(getattr(os, name)))
+    outcomes = set()
+    for stop in range(1, 100):
+        folder = tmp_path / str(stop)
+        steps["stop"] = -1
+        dense_bundle(world=4).write(folder / "out")
+        steps.update(at=0, stop=stop)
+        try:
+            dense_bundle(world=2).write(folder / "out")
+        except KeyboardInterrupt:
+            assert [p.name for p in folder.iterdir()] == ["out"]
+            outcomes.add(len(list(Bundle.read(folder / "out").manifests())))
+        else:
+            break
+    assert outcomes == {2, 4} and 5 < stop < 99
 
 
 def test_an_interrupt_while_writing_leaves_the_old_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
