@@ -9,55 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from probe_cli.errors import IncompleteUpdate, ReloadError
 from probe_cli.reload import ReloadSession, record
-from tests.reload.models import Model, cold, default_loader, one_buffer, parameter, pointers, same, state, weights_like
+from tests.reload.models import Model, cold, default_loader, one_buffer, pointers, same, state, weights_like
+from tests.reload.odd import SHAPES, Layer, Load, copy_then_data, data, data_computed, model_with, set_
 
-SHAPES = {"a.weight": (4, 4), "a.bias": (4,), "b.weight": (4, 4), "b.bias": (4,)}
 OPTIONS = [{}, {"commit": "model"}, {"in_place": True}, {"verify_writes": True}, {"staging_bytes": 0}]
-#: What a model's loading code looks like: (model, stream) -> names.
-Load = Callable[[Any, Iterable[tuple[str, torch.Tensor]]], Any]
-
-
-class Layer(nn.Module):
-    def __init__(self, loader: Callable[..., object] | None) -> None:
-        super().__init__()
-        self.weight = parameter(4, 4, loader=loader)
-        self.bias = parameter(4, loader=loader)
-
-
-def model_with(loader: Callable[..., object] | None = default_loader, load: Load | None = None) -> Callable[[], Model]:
-    class Odd(Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = Layer(loader), Layer(loader)
-
-    if load is not None:
-        Odd.load_weights = load  # type: ignore[method-assign, assignment]
-    return Odd
-
-
-def _data(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
-    param.data = loaded_weight
-
-
-def _data_computed(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
-    param.data = loaded_weight * 2
-
-
-def _set(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
-    param.set_(loaded_weight)
-
-
-def _copy_then_set(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
-    param.data.copy_(loaded_weight)
-    param.data = param.data.clone()
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("loader", [_data, _data_computed, _set, _copy_then_set])
+@pytest.mark.parametrize("loader", [data, data_computed, set_, copy_then_data])
 def test_a_loader_that_puts_other_memory_under_its_parameter(
     loader: Callable[..., object], options: dict[str, Any]
 ) -> None:

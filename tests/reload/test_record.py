@@ -20,9 +20,10 @@ from probe_cli.probe import probe
 from probe_cli.reload import ReloadSession, record
 from probe_cli.topology import Rank, Topology
 from tests.reload.cases import DEEP, EXPERTS, JOINED, Deep, Joined, Mamba, Moe, Packed, Padded, Sinks
-from tests.reload.models import Model, checkpoint_of, default_loader, parameter, same, state, weights_like
+from tests.reload.models import Model, checkpoint_of, default_loader, same, state, weights_like
+from tests.reload.odd import SHAPES, Layer, copy_then_data, data, data_computed, model_with, set_
 
-SHAPES = {
+CASES = {
     Mamba: {"mixer.A": (4,), "mixer.dt_bias": (4,), "mixer.D": (4,)},
     Packed: {"shape": (2,), "weight": (4,)},
     Padded: {"linear.weight": (3, 2)},
@@ -33,9 +34,9 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("make", list(SHAPES), ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", list(CASES), ids=lambda make: make.__name__)
 def test_recorded_equals_probed(make: type) -> None:
-    weights = weights_like(SHAPES[make], 1)
+    weights = weights_like(CASES[make], 1)
     model = make()
     predicted = probe(model, checkpoint_of(weights))
     loads = model.load_weights
@@ -80,44 +81,6 @@ def test_recorded_equals_probed_for_the_embedded_family(name: str, rank: Rank) -
         update.load_weights((name, tensor) for name, tensor in b.items() if name != lost)
 
 
-SMALL = {"a.weight": (4, 4), "a.bias": (4,), "b.weight": (4, 4), "b.bias": (4,)}
-
-
-class Pair(nn.Module):
-    def __init__(self, loader: Callable[..., object] | None) -> None:
-        super().__init__()
-        self.weight = parameter(4, 4, loader=loader)
-        self.bias = parameter(4, loader=loader)
-
-
-def model_of(loader: Callable[..., object] | None = None, load: Callable[..., None] | None = None) -> Model:
-    class Small(Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = Pair(loader), Pair(loader)
-
-    if load is not None:
-        Small.load_weights = load  # type: ignore[method-assign, assignment]
-    return Small()
-
-
-def _data(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
-    param.data = loaded_weight
-
-
-def _data_computed(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
-    param.data = loaded_weight * 2
-
-
-def _set(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
-    param.set_(loaded_weight)
-
-
-def _copy_then_data(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
-    param.data.copy_(loaded_weight)
-    param.data = param.data.clone()
-
-
 def _data_then_copy(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
     param.data = torch.empty_like(param)
     param.data.copy_(loaded_weight)
@@ -153,29 +116,29 @@ def _puts(self: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def _grows(self: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    self.b = Pair(default_loader)
+    self.b = Layer(default_loader)
     Model.load_weights(self, weights)
 
 
-@pytest.mark.parametrize("loader", [_data, _data_computed, _set, _copy_then_data, _data_then_copy, _transposed])
+@pytest.mark.parametrize("loader", [data, data_computed, set_, copy_then_data, _data_then_copy, _transposed])
 def test_loaders_that_put_other_memory_under_their_parameter(loader: Callable[..., object]) -> None:
-    _recorded_as_probed(lambda: model_of(loader))
+    _recorded_as_probed(model_with(loader))
 
 
 @pytest.mark.parametrize("load", [_assigns, _sets, _registers, _puts, _grows])
 def test_loading_code_that_puts_tensors_in_place(load: Callable[..., None]) -> None:
-    _recorded_as_probed(lambda: model_of(default_loader if load is _grows else None, load))
+    _recorded_as_probed(model_with(default_loader if load is _grows else None, load))
 
 
 def _recorded_as_probed(make: Callable[[], Model]) -> None:
-    weights = weights_like(SMALL, 1)
+    weights = weights_like(SHAPES, 1)
     predicted = probe(make(), checkpoint_of(weights))
     model = make()
     with record(model) as recording:
         model.load_weights(iter(weights.items()))
     keys = recording.manifest.keys()
     assert keys == predicted.keys()
-    assert {key.full_tensor for key in keys} == set(SMALL)
+    assert {key.full_tensor for key in keys} == set(SHAPES)
     assert recording.manifest.contract_digest == predicted.contract_digest
     for mine, theirs in zip(recording.manifest.layers, predicted.layers):
         assert [tensor.coverage for tensor in mine.tensors] == [tensor.coverage for tensor in theirs.tensors]
@@ -183,11 +146,11 @@ def _recorded_as_probed(make: Callable[[], Model]) -> None:
 
 
 def test_the_values_of_a_recorded_load_are_those_of_a_plain_one() -> None:
-    for loader in (_data, _set, _copy_then_data, _transposed):
-        plain, recorded = model_of(loader), model_of(loader)
-        plain.load_weights(iter(weights_like(SMALL, 1).items()))
+    for loader in (data, set_, copy_then_data, _transposed):
+        plain, recorded = model_with(loader)(), model_with(loader)()
+        plain.load_weights(iter(weights_like(SHAPES, 1).items()))
         with record(recorded):
-            recorded.load_weights(iter(weights_like(SMALL, 1).items()))
+            recorded.load_weights(iter(weights_like(SHAPES, 1).items()))
         assert same(state(plain), state(recorded))
         assert [p.stride() for p in plain.parameters()] == [p.stride() for p in recorded.parameters()]
 
@@ -216,8 +179,8 @@ def _in_threads(self: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> Non
 
 @pytest.mark.parametrize("loader", [_numpy, _numpy_data, _numpy_parameters, _in_threads])
 def test_writes_that_are_not_seen_make_no_contract(loader: Callable[..., None]) -> None:
-    model = model_of(loader) if loader in (_numpy, _numpy_data) else model_of(None, loader)
-    weights = weights_like(SMALL, 1)
+    model = (model_with(loader) if loader in (_numpy, _numpy_data) else model_with(None, loader))()
+    weights = weights_like(SHAPES, 1)
     message = r"a\.weight, a\.bias, b\.weight, b\.bias changed during the load, and no write to it was seen"
     with pytest.raises(ReloadError, match=message), record(model) as recording:
         model.load_weights(iter(weights.items()))
@@ -227,10 +190,10 @@ def test_writes_that_are_not_seen_make_no_contract(loader: Callable[..., None]) 
 
 
 def test_one_tensor_among_others_that_is_written_unseen() -> None:
-    model = model_of(default_loader)
+    model = model_with(default_loader)()
     model.b.bias.weight_loader = _numpy  # type: ignore[attr-defined]
     with pytest.raises(ReloadError, match=r"^b\.bias changed during the load"), record(model):
-        model.load_weights(iter(weights_like(SMALL, 1).items()))
+        model.load_weights(iter(weights_like(SHAPES, 1).items()))
 
 
 def _loaders_in_threads(self: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -249,9 +212,9 @@ def _assigns_in_threads(self: Model, weights: Iterable[tuple[str, torch.Tensor]]
 
 @pytest.mark.parametrize("load", [_loaders_in_threads, _assigns_in_threads])
 def test_calls_in_other_threads_make_no_contract(load: Callable[..., None]) -> None:
-    model = model_of(default_loader, load)
+    model = model_with(default_loader, load)()
     with pytest.raises(ReloadError, match=r"a\.weight.* in another thread"), record(model):
-        model.load_weights(iter(weights_like(SMALL, 1).items()))
+        model.load_weights(iter(weights_like(SHAPES, 1).items()))
     assert not hasattr(vars(torch.Tensor).get("data"), "fget")
 
 
@@ -260,18 +223,18 @@ def test_a_parameter_that_is_loaded_and_dropped() -> None:
         Model.load_weights(self, weights)
         del self.b
 
-    model = model_of(default_loader, load)
+    model = model_with(default_loader, load)()
     with (
         pytest.raises(ReloadError, match=r"^b\.weight, b\.bias was loaded and is not in the model any more"),
         record(model),
     ):
-        model.load_weights(iter(weights_like(SMALL, 1).items()))
+        model.load_weights(iter(weights_like(SHAPES, 1).items()))
 
 
 def test_sources_that_nothing_is_written_from_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    model = model_of(default_loader)
+    model = model_with(default_loader)()
     with record(model):
-        model.load_weights(iter(weights_like(SMALL | {"rope.inv_freq": (4,)}, 1).items()))
+        model.load_weights(iter(weights_like(SHAPES | {"rope.inv_freq": (4,)}, 1).items()))
     assert [entry.getMessage() for entry in caplog.records] == [
         "nothing was written from rope.inv_freq; an update without it counts as complete"
     ]
@@ -279,11 +242,11 @@ def test_sources_that_nothing_is_written_from_are_named(caplog: pytest.LogCaptur
 
 def test_a_recording_does_not_keep_what_arrives() -> None:
     """Neither the sources nor what loaders make of them: a checkpoint does not fit beside the model."""
-    model = model_of(_data_then_copy)
+    model = model_with(_data_then_copy)()
     arrived: list[weakref.ref[torch.Tensor]] = []
 
     def stream() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, shape in SMALL.items():
+        for name, shape in SHAPES.items():
             tensor = torch.rand(shape)
             arrived.append(weakref.ref(tensor))
             yield name, tensor
