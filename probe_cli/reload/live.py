@@ -23,8 +23,10 @@ class LiveLayer:
         self.parameters = dict(layout.module._parameters)
         self.buffers = dict(layout.module._buffers)
         self.non_persistent = set(layout.module._non_persistent_buffers_set)
-        #: The memory of tensors that are loaded in place, whatever load code puts under the objects.
-        self.homes: dict[str, torch.Tensor] = {}
+        #: What is to be registered now: what was, or the staging objects.
+        self._registered = self.parameters, self.buffers, self.non_persistent
+        #: The memory of the tensors, whatever loading code puts under the objects.
+        self.homes = {name: tensor.detach() for name, tensor in self.tensors().items()}
 
     def get(self, name: str) -> torch.Tensor | None:
         """The live tensor of this name."""
@@ -40,10 +42,6 @@ class LiveLayer:
             if tensor is not None
         }
 
-    def keep_homes(self) -> None:
-        """Note where the tensors are."""
-        self.homes = {name: tensor.detach() for name, tensor in self.tensors().items()}
-
     def move_back(self) -> list[tuple[str, str]]:
         """Put tensors back that have left their memory. Returns which: (layer, name)."""
         moved = []
@@ -55,14 +53,16 @@ class LiveLayer:
 
     def require_unchanged(self, during: str) -> None:
         """Raise ReloadError if something else is registered now: it would be gone when what was taken aside is put back."""
+        parameters, buffers, non_persistent = self._registered
+        module = self.module
         if (
-            not _same(self.module._parameters, self.parameters)
-            or not _same(self.module._buffers, self.buffers)
-            or self.module._non_persistent_buffers_set != self.non_persistent
+            not _same(module._parameters, parameters)
+            or not _same(module._buffers, buffers)
+            or module._non_persistent_buffers_set != non_persistent
         ):
             raise ReloadError(
                 f"{during}: tensors were registered or replaced in {self.layout.name or '(model)'} while it was open",
-                hint="change the model between updates",
+                hint="change the model between updates; loading code is to write to the tensors that are there (copy_)",
             )
 
     def put_back(self) -> None:
@@ -71,6 +71,7 @@ class LiveLayer:
         _refill(self.module._buffers, self.buffers)
         self.module._non_persistent_buffers_set.clear()
         self.module._non_persistent_buffers_set.update(self.non_persistent)
+        self._registered = self.parameters, self.buffers, self.non_persistent
 
     def install(self, objects: Mapping[tuple[str, str], torch.Tensor], *, hooked: bool) -> None:
         """Register the loaded layout: staging objects where there are some, live tensors elsewhere. What
@@ -100,6 +101,7 @@ class LiveLayer:
         volatile |= self.non_persistent & self.layout.empty.keys()
         self.module._non_persistent_buffers_set.clear()
         self.module._non_persistent_buffers_set.update(volatile | (self.non_persistent - taken))
+        self._registered = parameters, buffers, volatile | (self.non_persistent - taken)
 
 
 def _same(now: Mapping[str, object], before: Mapping[str, object]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from probe_cli.reload.contract import Contract, Expectation
 from probe_cli.reload.receipt import LayerReceipt
@@ -45,14 +46,15 @@ class UnitState:
 
 class Destination:
     """A tensor of the model as a loader may be given it. Kept over updates; `state` is its unit's in the present
-    one."""
+    one. `live`: it is given the live tensor, which loading code has kept, though the unit is staged."""
 
-    __slots__ = ("full_name", "key", "state")
+    __slots__ = ("full_name", "key", "live", "state")
 
-    def __init__(self, full_name: str, key: tuple[str, str], state: UnitState) -> None:
+    def __init__(self, full_name: str, key: tuple[str, str], state: UnitState, live: bool = False) -> None:
         self.full_name = full_name
         self.key = key
         self.state = state
+        self.live = live
 
 
 class Progress:
@@ -78,6 +80,19 @@ class Progress:
         """Keys that have not arrived as often as required, with how often they lack."""
         seen = self.seen
         return [(e, e.count - seen[e.index]) for e in self.due if seen[e.index] < e.count]
+
+    def tally(self, states: Iterable[UnitState]) -> dict[str, Any]:
+        """What a receipt says of applications."""
+        expected, missing = self.expected.total(), self.missing()
+        return {
+            "layers": self.layer_receipts(states),
+            "expected": expected,
+            "observed": expected - sum(count for _, count in missing),
+            "extras": sum(self.extras.values()),
+            "declined": sum(self.declined.values()),
+            "out_of_scope": self.out_of_scope,
+            "missing": tuple((str(e.key), count) for e, count in missing),
+        }
 
     def layer_receipts(self, states: Iterable[UnitState]) -> tuple[LayerReceipt, ...]:
         """Of every layer that something was due for, that something arrived for, or that was processed."""

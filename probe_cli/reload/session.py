@@ -138,7 +138,7 @@ class ReloadSession:
         self.binder = Binder(cold.layout.names_of_modules, control_flags)
         #: What loader calls came to, and the tensors that they were for, kept over updates.
         self.recall = Recall(self.contract)
-        self.destinations: dict[tuple[str, str], Destination] = {}
+        self.destinations: dict[tuple[str, str, bool], Destination] = {}
         self.structure = Structure(cold, self.contract)
         #: Kept between updates if `keep_staging`, or where the system can take the memory when it needs it.
         self.pool: StagingPool | None = None

@@ -7,7 +7,7 @@ import functools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch._C import (  # what torch.utils._python_dispatch itself is made of (t
 from probe_cli.errors import ReloadError
 from probe_cli.model.dtypes import dtype_name
 from probe_cli.model.selectors import Binder, loader_name
+from probe_cli.reload.calls import HeldCall, are_plain, copied
 from probe_cli.reload.contract import Contract, Expectation
 from probe_cli.reload.direct import WriteWatch
 from probe_cli.reload.live import LiveLayer
@@ -31,20 +32,6 @@ from probe_cli.reload.stream import SourceStream
 __all__ = ["Tracker"]
 
 _log = logging.getLogger("probe_cli.reload")
-
-
-class _Held:
-    """A call that waits for its turn."""
-
-    __slots__ = ("args", "destination", "kwargs", "loader")
-
-    def __init__(
-        self, destination: Destination, loader: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self.destination = destination
-        self.loader = loader
-        self.args = args
-        self.kwargs = kwargs
 
 
 class Tracker:
@@ -90,7 +77,7 @@ class Tracker:
         self.live: dict[str, LiveLayer] = {}
         self._inside = False
         self._applied: Counter[int] = Counter()
-        self._held: dict[int, list[_Held]] = {}
+        self._held: dict[int, list[HeldCall]] = {}
         #: Set from another thread; the next call raises.
         self.aborted = False
         self._clock = 0
@@ -143,7 +130,7 @@ class Tracker:
                         call = None
             if call is None:
                 call = self._resolve(destination, loader, parameter, args, kwargs)
-                if _are_plain(args, kwargs):
+                if are_plain(args, kwargs):
                     source.remember(call)
         else:
             call = self._resolve(destination, loader, parameter, args, kwargs)
@@ -160,13 +147,16 @@ class Tracker:
             state.last_used = self._clock
         queue = call.queue
         if queue is not None and expectation is not None and self._has_to_wait(expectation, queue):
-            return self._hold(_Held(destination, loader, args, kwargs), expectation)
+            return self._hold(HeldCall(destination, loader, args, kwargs), expectation)
         if expectation is None or self._verify_writes:
             result, wrote = self._run_watched(loader, destination, args, kwargs)
         else:
             wrote = True
-            if not state.in_place and (state.staged.moved or type(loader) is functools.partial):
+            if not state.in_place and (
+                target is None or destination.live or state.staged.moved or type(loader) is functools.partial
+            ):
                 loader, args, kwargs = self._redirected(loader, args, kwargs)
+                self._require_whole(args, destination)
                 target = None
             if target is None:
                 target = self._object(destination)
@@ -220,11 +210,11 @@ class Tracker:
         earlier = queue[: queue.index(expectation)]
         return any(self._applied[other.index] < other.count for other in earlier)
 
-    def _hold(self, held: _Held, expectation: Expectation) -> object:
+    def _hold(self, held: HeldCall, expectation: Expectation) -> object:
         """Keep a call until its turn. The sender may reuse its buffer, so what it brings is copied."""
         own = held.args[0] if held.args else None
-        held.args = tuple(_copied(value, self.destinations, own) for value in held.args)
-        held.kwargs = {name: _copied(value, self.destinations, own) for name, value in held.kwargs.items()}
+        held.args = tuple(copied(value, self.destinations, own) for value in held.args)
+        held.kwargs = {name: copied(value, self.destinations, own) for name, value in held.kwargs.items()}
         self.progress.seen[expectation.index] += 1
         self._held.setdefault(expectation.index, []).append(held)
         return True if self._binder.accepts(held.loader, "return_success") else None
@@ -283,6 +273,7 @@ class Tracker:
         self._wrote = False
         if not destination.state.in_place:
             loader, args, kwargs = self._redirected(loader, args, kwargs)
+            self._require_whole(args, destination)
         target = self._object(destination)
         address = 0 if target is None else target.data_ptr()
         self._inside = True
@@ -399,6 +390,26 @@ class Tracker:
             )
         return loader, tuple(map(self._swap, args)), {name: self._swap(value) for name, value in kwargs.items()}
 
+    def _require_whole(self, args: tuple[Any, ...], destination: Destination) -> None:
+        """A part of a tensor that was taken before the unit had memory, or of the live one, is not where values are to go."""
+        given = args[0] if args else None
+        if not isinstance(given, torch.Tensor):
+            return
+        found = self.storages.get(given.untyped_storage()._cdata)
+        if found is not None and found.key == destination.key and not self._is_staging(given, destination):
+            raise ReloadError(
+                f"{self._rank}: the loader of {destination.full_name} was given a part of it that was taken before it had staging "
+                "memory; nothing was written",
+                hint="give loaders the whole parameter, or update in place (in_place=True)",
+            )
+
+    def _is_staging(self, given: torch.Tensor, destination: Destination) -> bool:
+        state = destination.state
+        if state.published or not state.touched:
+            return True  # not run, or not for this update
+        staged = state.staged.current_objects().get(destination.key)
+        return staged is None or staged.untyped_storage()._cdata == given.untyped_storage()._cdata
+
     def _swap(self, value: Any) -> Any:
         return self.stand_in(value) if isinstance(value, torch.Tensor) else value
 
@@ -463,23 +474,6 @@ class Tracker:
             self._absorb(owner, sources)
         else:
             self._tick(expectation, owner.state)
-
-
-def _are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether all arguments but the first two are plain values: such a call can be remembered. True equals 1 in a
-    dictionary, so only the flag may be one."""
-    return all(type(value) in _PLAIN for value in args[2:]) and all(
-        type(value) in _PLAIN or (name == "return_success" and type(value) is bool) for name, value in kwargs.items()
-    )
-
-
-_PLAIN = frozenset({str, int, type(None)})
-
-
-def _copied(value: Any, destinations: Mapping[int, Destination], own: object) -> Any:
-    if isinstance(value, torch.Tensor) and value is not own and id(value) not in destinations:
-        return value.clone()
-    return value
 
 
 def state_layer(destination: Destination) -> str:

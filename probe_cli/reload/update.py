@@ -16,6 +16,7 @@ from probe_cli.model.loaders import LoaderInterception
 from probe_cli.model.storage import storage_key
 from probe_cli.reload.audit import TensorMap, compare
 from probe_cli.reload.contract import Expectation
+from probe_cli.reload.intact import Intact
 from probe_cli.reload.live import LiveLayer
 from probe_cli.reload.pool import StagingPool
 from probe_cli.reload.progress import Destination, Progress, UnitState, describe_missing
@@ -26,7 +27,6 @@ from probe_cli.reload.scope import ScopeLike
 from probe_cli.reload.staging import Home
 from probe_cli.reload.state import StateSnapshot
 from probe_cli.reload.stream import SourceStream
-from probe_cli.reload.text import some
 from probe_cli.reload.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Update:
         session = self.session
         layout = session.cold.layout
         self._live = {name: LiveLayer(layer) for name, layer in layout.layers.items()}
+        self._intact = Intact(self._rank, self.number, self._live, self._states, layout.names_of_modules)
         if session.audit:
             self._before = TensorMap({name: layer.module for name, layer in layout.layers.items()})
         due = {e.index for e in self._progress.due}
@@ -120,12 +121,11 @@ class Update:
         for layer in state.unit.layers:
             tracker.states_by_layer[layer.name] = state
             for name, tensor in self._live[layer.name].tensors().items():
-                destination = self._destination((layer.name, name), state)
+                destination = self._destination((layer.name, name), state, live=not state.in_place)
                 tracker.destinations.setdefault(id(tensor), destination)
                 tracker.storages.setdefault(storage_key(tensor), destination)
             if state.in_place:
                 tracker.live[layer.name] = self._live[layer.name]
-                self._live[layer.name].keep_homes()
         if state.in_place:
             return
         for key, made in state.staged.objects.items():
@@ -133,11 +133,11 @@ class Update:
         for storage, key in state.staged.placeholder_keys.items():
             tracker.storages.setdefault(storage, self._destination(key, state))
 
-    def _destination(self, key: tuple[str, str], state: UnitState) -> Destination:
-        found = self.session.destinations.get(key)
+    def _destination(self, key: tuple[str, str], state: UnitState, *, live: bool = False) -> Destination:
+        found = self.session.destinations.get((*key, live))
         if found is None:
-            found = Destination(f"{key[0]}.{key[1]}" if key[0] else key[1], key, state)
-            self.session.destinations[key] = found
+            found = Destination(f"{key[0]}.{key[1]}" if key[0] else key[1], key, state, live)
+            self.session.destinations[(*key, live)] = found
         found.state = state
         return found
 
@@ -179,7 +179,7 @@ class Update:
             session = self.session
             self._loading = True
             try:
-                self._require_tensors()
+                self._intact.require_tensors()
                 originals = session.structure.originals()
                 for state in self._states:
                     if not state.published or state.ceded:
@@ -202,8 +202,13 @@ class Update:
                         )
                     )
                     stack.enter_context(self._tracker.watch if session.watch_direct_writes else nullcontext())
+                    stack.enter_context(self._intact.watching())
                     yield
                 self._check()
+                if self._intact.restructured:
+                    with self._mutating():
+                        session.structure.require()
+                self._intact.require_tensors()
             except BaseException as error:
                 self._loading = False
                 self._fail(f"{type(error).__name__}: {error}")
@@ -221,8 +226,8 @@ class Update:
         for layer in state.unit.layers:
             self._live[layer.name].install(objects, hooked=layer.name in state.unit.hooked)
 
-    def _put_back(self, state: UnitState) -> None:
-        if not state.in_place and state.unit.expectations:
+    def _put_back(self, state: UnitState, *, failed: bool = False) -> None:
+        if (not state.in_place or failed) and state.unit.expectations:
             for layer in state.unit.layers:
                 self._live[layer.name].put_back()
 
@@ -248,7 +253,8 @@ class Update:
         """The last application of a unit has arrived."""
         unit = state.unit
         self._event("complete", layer=unit.name)
-        self._refuse_moved(state)
+        self._intact.require_memory(state)
+        self._intact.require_registered(state)
         if state.in_place:
             state.published = True
             return
@@ -261,18 +267,6 @@ class Update:
             self._publish(state, self._process(state))
             if self._loading:
                 self._put_back(state)
-
-    def _refuse_moved(self, state: UnitState) -> None:
-        """Loaders may put other memory under their own tensor; under others it is not seen before it is too late."""
-        moved = state.staged.moved_objects()
-        if state.in_place:
-            moved = [key for layer in state.unit.layers for key in self._live[layer.name].move_back()]
-        if moved:
-            names = [f"{layer}.{name}" if layer else name for layer, name in moved]
-            raise ReloadError(
-                f"{self._rank}: loading code put other memory under {some(names, 4)} (`.data =`) outside their own loaders",
-                hint="copy into the tensor instead (`copy_`)",
-            )
 
     def _process(self, state: UnitState) -> Processed:
         started = self.session.device.clock()
@@ -317,7 +311,9 @@ class Update:
         with self._lock:
             self._require_open()
             try:
-                self._require_tensors()
+                self._intact.require_tensors()
+                with self._mutating():
+                    self._intact.require_live_memory()
                 self.session.structure.require()
                 self._judge()
                 self._publish_rest()
@@ -327,11 +323,14 @@ class Update:
                 raise
             return self._close(ok=True)
 
-    def _require_tensors(self) -> None:
-        """What the layers have registered was taken aside when the update began, and is put back after each chunk."""
-        for state in self._states:
-            for layer in state.unit.layers if state.unit.expectations and not state.ceded else ():
-                self._live[layer.name].require_unchanged(f"{self._rank}, update {self.number}")
+    @contextmanager
+    def _mutating(self) -> Iterator[None]:
+        """Around a check that says, if it fails, that the model computes with other values than it did."""
+        try:
+            yield
+        except ReloadError:
+            self._mutated = True
+            raise
 
     def _judge(self) -> None:
         missing = self._progress.missing()
@@ -415,7 +414,8 @@ class Update:
             return
         self._failed = True
         for state in self._states:
-            self._put_back(state)
+            self._put_back(state, failed=True)
+            self._intact.move_back(state)
             if state.touched and not state.published:
                 for snapshot in state.snapshots:
                     snapshot.restore()
@@ -456,8 +456,7 @@ class Update:
         self._before = None
 
     def _make_receipt(self, ok: bool, error: str) -> Receipt:
-        session, progress, stream = self.session, self._progress, self._stream
-        expected, missing = progress.expected.total(), progress.missing()
+        session, stream = self.session, self._stream
         return Receipt(
             ok=ok,
             update=self.number,
@@ -466,14 +465,7 @@ class Update:
             rank=session.manifest.rank.index,
             scope=str(self.scope),
             commit=session.commit,
-            layers=progress.layer_receipts(self._states),
-            expected=expected,
-            observed=expected - sum(count for _, count in missing),
-            extras=sum(progress.extras.values()),
-            declined=sum(progress.declined.values()),
-            out_of_scope=progress.out_of_scope,
             unknown_sources=tuple(stream.unknown),
-            missing=tuple((str(e.key), count) for e, count in missing),
             sources=stream.count,
             bytes_received=stream.nbytes,
             bytes_published=self._published_bytes,
@@ -486,6 +478,7 @@ class Update:
             hooks_required=session.cold.hooks is not None,
             ballots=self._ballots,
             error=error,
+            **self._progress.tally(self._states),
         )
 
     def _event(self, name: str, **values: object) -> None:

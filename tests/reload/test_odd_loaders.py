@@ -206,3 +206,162 @@ def test_a_module_that_the_first_load_makes_is_in_the_contract() -> None:
     with ReloadSession(model, manifest, cold=load).update() as update:
         update.load_weights(weights_like(SHAPES, 2).items())
     assert same(state(model), weights_like(SHAPES, 2))
+
+
+class Cached(Model):
+    """Keeps its parameters from before the first load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Layer(default_loader), Layer(default_loader)
+        self.kept = dict(self.named_parameters())
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:  # type: ignore[override]
+        for name, tensor in weights:
+            self.kept[name].weight_loader(self.kept[name], tensor)  # type: ignore[attr-defined]
+
+
+class HandsOutData(Cached):
+    """Gives loaders `param.data`, not the parameter."""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:  # type: ignore[override]
+        params = dict(self.named_parameters())
+        for name, tensor in weights:
+            params[name].weight_loader(params[name].data, tensor)  # type: ignore[attr-defined]
+
+
+class HandsOutRows(Cached):
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:  # type: ignore[override]
+        params = dict(self.named_parameters())
+        for name, tensor in weights:
+            for row, values in zip(params[name], tensor):
+                params[name].weight_loader(row, values)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("how", ["probed", "recorded"])
+@pytest.mark.parametrize("make", [Cached, HandsOutData])
+def test_parameters_that_loading_code_has_kept(make: Callable[[], Model], how: str, options: dict[str, Any]) -> None:
+    model, manifest, load = _bound(make, how)
+    session = ReloadSession(model, manifest, cold=load, poison=True, **options)
+    before = pointers(model)
+    for seed in (2, 3):
+        with session.update() as update:
+            update.load_weights(one_buffer(weights_like(SHAPES, seed)))
+        assert same(state(model), weights_like(SHAPES, seed)) and pointers(model) == before
+
+
+def test_parts_of_a_tensor_that_were_taken_before_it_had_memory() -> None:
+    model, manifest, load = cold(HandsOutRows, weights_like(SHAPES, 1))
+    session = ReloadSession(model, manifest, cold=load)
+    with pytest.raises(ReloadError, match=r"loader of a\.weight was given a part of it"), session.update() as update:
+        update.load_weights(weights_like(SHAPES, 2).items())
+    assert same(state(model), weights_like(SHAPES, 1)) and session.state == "ready"
+    session.close()
+    with ReloadSession(model, manifest, cold=load, in_place=True).update() as update:
+        update.load_weights(weights_like(SHAPES, 2).items())
+    assert same(state(model), weights_like(SHAPES, 2))
+
+
+class Registering(Model):
+    """Its loaders register new tensors, as the `how` of the class says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Layer(self.load), Layer(self.load)
+        self.a.register_buffer("scale", torch.zeros(1))
+
+    def load(self, param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+        param.data.copy_(loaded_weight)
+        if param is self.a.weight:
+            self.register(param, loaded_weight)
+
+    def register(self, param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+        self.a.scale = loaded_weight.abs().max().reshape(1)
+
+
+class Replacing(Registering):
+    def register(self, param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+        made = torch.nn.Parameter(loaded_weight.clone(), requires_grad=False)
+        made.weight_loader = self.load  # type: ignore[attr-defined]
+        self.a.weight = made
+
+
+class Assigning(Registering):
+    """Nothing in its loader: the loading code replaces the parameters."""
+
+    def register(self, param: torch.Tensor, loaded_weight: torch.Tensor) -> None: ...
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:  # type: ignore[override]
+        self.load_state_dict({**dict(weights), "a.scale": torch.zeros(1)}, assign=True)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("how", ["probed", "recorded"])
+@pytest.mark.parametrize("make", [Registering, Replacing, Assigning])
+def test_loading_code_that_registers_tensors(make: Callable[[], Model], how: str, options: dict[str, Any]) -> None:
+    model, manifest, load = _bound(make, how)
+    session = ReloadSession(model, manifest, cold=load, **options)
+    before, places = state(model), pointers(model)
+    with pytest.raises(ReloadError, match=r"registered or replaced in a |declined"), session.update() as update:
+        update.load_weights(weights_like(SHAPES, 2).items())
+    assert pointers(model) == places
+    assert same(state(model), before) if session.state == "ready" else options.get("in_place")
+
+
+def test_loading_code_that_makes_a_module_anew() -> None:
+    class Anew(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Layer(default_loader), Layer(default_loader)
+
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+            self.a = Layer(default_loader)
+            return super().load_weights(weights)
+
+    model, manifest, load = cold(Anew, weights_like(SHAPES, 1))
+    session = ReloadSession(model, manifest, cold=load)
+    with (
+        pytest.raises(ReloadError, match="modules were replaced since the contract was bound: a"),
+        session.update() as u,
+    ):
+        u.load_weights(weights_like(SHAPES, 2).items())
+    assert "undefined" in session.state
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_other_memory_under_tensors_after_they_were_loaded(options: dict[str, Any]) -> None:
+    class Late(Model):
+        tidy = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Layer(default_loader), Layer(default_loader)
+
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+            loaded = super().load_weights(weights)
+            if self.tidy:
+                self.a.weight.data = self.a.weight.data.clone()
+            return loaded
+
+    model, manifest, load = cold(Late, weights_like(SHAPES, 1))
+    session = ReloadSession(model, manifest, cold=load, **options)
+    model.tidy = True
+    places, before = pointers(model), state(model)
+    values = weights_like(SHAPES, 2)
+    failure = None
+    try:
+        with session.update() as update:
+            update.load_weights(values.items())
+    except ReloadError as error:
+        failure = str(error)
+    if failure is None:
+        assert same(state(model), values)
+    else:
+        assert "put other memory under a.weight" in failure
+        assert "undefined" in session.state or same(state(model), before)
+    assert pointers(model) == places
+    model.tidy = False
+    with session.update() as update:
+        update.load_weights(weights_like(SHAPES, 3).items())
+    assert same(state(model), weights_like(SHAPES, 3)) and pointers(model) == places and session.state == "ready"
