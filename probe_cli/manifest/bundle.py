@@ -178,6 +178,7 @@ class Bundle:
         target = Path(os.path.realpath(directory))
         check_replaceable(target)
         new = target.with_name(f".{target.name}.{os.urandom(4).hex()}.new")
+        old: Path | None = None
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -188,17 +189,12 @@ class Bundle:
                 # Last: a directory without an index is no bundle.
                 write_bytes(new / INDEX_FILE, compress(self.index_bytes()))
                 old = put_in_place(new, target)
+                discarded = old is None or _discard(old)
             except BaseException:
-                _discard(new)
+                _discard(old or new)
                 raise
         except OSError as error:
             raise ManifestError(f"{target}: cannot be written ({error.strerror or error})") from None
-        try:
-            discarded = old is None or _discard(old)
-        except BaseException:
-            if old is not None:
-                _discard(old)
-            raise
         if not discarded:
             raise ManifestError(f"{target}: written, but files that are no part of a bundle were in the old one: {old}")
         return Path(directory)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from probe_cli.model.inventory import Inventory, OwnedTensor
@@ -39,7 +41,7 @@ class Fingerprints:
         return now is not None and now != value
 
 
-def _reaches(tensor: torch.Tensor, ranges: list[tuple[int, int]] | tuple[()]) -> bool:
+def _reaches(tensor: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> bool:
     start, end = byte_range(tensor)
     return any(low < end and start < high for low, high in ranges)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -26,13 +26,13 @@ class Intact:
         number: int,
         live: Mapping[str, LiveLayer],
         states: Sequence[UnitState],
-        modules: Iterable[nn.Module],
+        modules: Container[nn.Module],
     ) -> None:
         self._rank = rank
-        self._number = number
+        self._during = f"{rank}, update {number}"
         self._live = live
         self._states = states
-        self._modules = frozenset(modules)
+        self._modules = modules
         #: Loading code has set a module of the model.
         self.restructured = False
 
@@ -62,7 +62,7 @@ class Intact:
         """The same for one unit."""
         if state.unit.expectations and not state.ceded:
             for layer in state.unit.layers:
-                self._live[layer.name].require_unchanged(f"{self._rank}, update {self._number}")
+                self._live[layer.name].require_unchanged(self._during)
 
     def require_memory(self, state: UnitState) -> None:
         """Raise ReloadError if a unit's tensors have left their memory. Loaders may do that to their own tensor; with others it

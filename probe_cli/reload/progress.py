@@ -68,8 +68,7 @@ class Progress:
         self.declined: Counter[str] = Counter()
         self.out_of_scope = 0
 
-    @property
-    def expected(self) -> Counter[str]:
+    def _expected(self) -> Counter[str]:
         """Applications that are due, by layer."""
         counts: Counter[str] = Counter()
         for expectation in self.due:
@@ -83,21 +82,24 @@ class Progress:
 
     def tally(self, states: Iterable[UnitState]) -> dict[str, Any]:
         """What a receipt says of applications."""
-        expected, missing = self.expected.total(), self.missing()
+        expected, missing = self._expected(), self.missing()
+        total = expected.total()
         return {
-            "layers": self.layer_receipts(states),
-            "expected": expected,
-            "observed": expected - sum(count for _, count in missing),
+            "layers": self._layer_receipts(states, expected, missing),
+            "expected": total,
+            "observed": total - sum(count for _, count in missing),
             "extras": sum(self.extras.values()),
             "declined": sum(self.declined.values()),
             "out_of_scope": self.out_of_scope,
             "missing": tuple((str(e.key), count) for e, count in missing),
         }
 
-    def layer_receipts(self, states: Iterable[UnitState]) -> tuple[LayerReceipt, ...]:
+    def _layer_receipts(
+        self, states: Iterable[UnitState], expected: Counter[str], missing: Iterable[tuple[Expectation, int]]
+    ) -> tuple[LayerReceipt, ...]:
         """Of every layer that something was due for, that something arrived for, or that was processed."""
-        expected, lacking = self.expected, Counter[str]()
-        for expectation, count in self.missing():
+        lacking = Counter[str]()
+        for expectation, count in missing:
             lacking[expectation.layer] += count
         return tuple(
             LayerReceipt(

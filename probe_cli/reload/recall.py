@@ -12,7 +12,7 @@ from typing import Any
 from probe_cli.reload.contract import Contract, Expectation
 from probe_cli.reload.progress import Destination
 
-__all__ = ["Incoming", "KnownCall", "Recall"]
+__all__ = ["Incoming", "KnownCall", "Recall", "are_plain"]
 
 
 class KnownCall:
@@ -85,3 +85,14 @@ class Recall:
 
 #: A stream may bring new names without end.
 _MAX_NAMES = 1 << 18
+
+
+def are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether all arguments but the first two are plain values: such a call can be remembered. True equals 1 in a
+    dictionary, so only the flag may be one."""
+    return all(type(value) in _PLAIN for value in args[2:]) and all(
+        type(value) in _PLAIN or (name == "return_success" and type(value) is bool) for name, value in kwargs.items()
+    )
+
+
+_PLAIN = frozenset({str, int, type(None)})

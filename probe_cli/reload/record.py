@@ -192,8 +192,8 @@ class Recording(DispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func._schema.name == "aten::set_" and self._inventory.owners(args[0]):
-            return self._set(func, args, kwargs)
+        if func._schema.name == "aten::set_" and (owners := self._inventory.owners(args[0])):
+            return self._move(owners[0], args[0], func._schema.name, lambda: func(*args, **kwargs))
         given = tensors_in(args, kwargs)
         written = tensors_in(*(args[p] if p < len(args) else kwargs.get(name) for p, name in mutated_arguments(func)))
         result = func(*args, **kwargs)
@@ -245,23 +245,18 @@ class Recording(DispatchMode):
         self._origins[storage_key(tensor)] = sources
         self._storages.append(StorageWeakRef(tensor.untyped_storage()))
 
-    def _set(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        target = args[0]
-        owned, before = self._inventory.owners(target)[0], storage_key(target)
-        self._storages.append(StorageWeakRef(target.untyped_storage()))
-        result = func(*args, **kwargs)
-        if storage_key(target) != before:
-            self._put(owned, target, func._schema.name)
-            self._inventory.add_storage(owned, target)
-        return result
-
     def _assigned(self, owned: OwnedTensor, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        moved = storage_key(value) != storage_key(tensor)
+        self._move(owned, tensor, ".data =", lambda: SET_DATA(tensor, value))
+
+    def _move(self, owned: OwnedTensor, tensor: torch.Tensor, op: str, move: Callable[[], Any]) -> Any:
+        """Carry out what may put a tensor of the model on other memory."""
+        before = storage_key(tensor)
         self._storages.append(StorageWeakRef(tensor.untyped_storage()))
-        SET_DATA(tensor, value)
-        if moved:
-            self._put(owned, tensor, ".data =")
+        result = move()
+        if storage_key(tensor) != before:
+            self._put(owned, tensor, op)
             self._inventory.add_storage(owned, tensor)
+        return result
 
     def _entered(self, owned: OwnedTensor) -> None:
         self._put(owned, owned.tensor, "registration")

@@ -21,12 +21,13 @@ from torch._C import (  # what torch.utils._python_dispatch itself is made of (t
 from probe_cli.errors import ReloadError
 from probe_cli.model.dtypes import dtype_name
 from probe_cli.model.selectors import Binder, loader_name
-from probe_cli.reload.calls import HeldCall, are_plain, copied
+from probe_cli.model.storage import storage_key
 from probe_cli.reload.contract import Contract, Expectation
 from probe_cli.reload.direct import WriteWatch
+from probe_cli.reload.held import HeldCall, copied
 from probe_cli.reload.live import LiveLayer
 from probe_cli.reload.progress import Destination, Progress, UnitState
-from probe_cli.reload.recall import KnownCall
+from probe_cli.reload.recall import KnownCall, are_plain
 from probe_cli.reload.stream import SourceStream
 
 __all__ = ["Tracker"]
@@ -155,8 +156,7 @@ class Tracker:
             if not state.in_place and (
                 target is None or destination.live or state.staged.moved or type(loader) is functools.partial
             ):
-                loader, args, kwargs = self._redirected(loader, args, kwargs)
-                self._require_whole(args, destination)
+                loader, args, kwargs = self._redirected(loader, args, kwargs, destination)
                 target = None
             if target is None:
                 target = self._object(destination)
@@ -272,8 +272,7 @@ class Tracker:
         """Run a loader with its writes watched: (its result, whether it wrote to a tensor of the model)."""
         self._wrote = False
         if not destination.state.in_place:
-            loader, args, kwargs = self._redirected(loader, args, kwargs)
-            self._require_whole(args, destination)
+            loader, args, kwargs = self._redirected(loader, args, kwargs, destination)
         target = self._object(destination)
         address = 0 if target is None else target.data_ptr()
         self._inside = True
@@ -382,33 +381,30 @@ class Tracker:
     # Redirection and direct writes
 
     def _redirected(
-        self, loader: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, loader: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any], destination: Destination
     ) -> tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]:
         if type(loader) is functools.partial:
             loader = functools.partial(
                 loader.func, *map(self._swap, loader.args), **{k: self._swap(v) for k, v in loader.keywords.items()}
             )
-        return loader, tuple(map(self._swap, args)), {name: self._swap(value) for name, value in kwargs.items()}
+        args = tuple(map(self._swap, args))
+        if args:
+            self._require_whole(args[0], destination)
+        return loader, args, {name: self._swap(value) for name, value in kwargs.items()}
 
-    def _require_whole(self, args: tuple[Any, ...], destination: Destination) -> None:
+    def _require_whole(self, given: Any, destination: Destination) -> None:
         """A part of a tensor that was taken before the unit had memory, or of the live one, is not where values are to go."""
-        given = args[0] if args else None
-        if not isinstance(given, torch.Tensor):
+        staged = self._object(destination)
+        if staged is None or not isinstance(given, torch.Tensor):
             return
-        found = self.storages.get(given.untyped_storage()._cdata)
-        if found is not None and found.key == destination.key and not self._is_staging(given, destination):
+        key = storage_key(given)
+        found = self.storages.get(key)
+        if found is not None and found.key == destination.key and key != storage_key(staged):
             raise ReloadError(
                 f"{self._rank}: the loader of {destination.full_name} was given a part of it that was taken before it had staging "
                 "memory; nothing was written",
                 hint="give loaders the whole parameter, or update in place (in_place=True)",
             )
-
-    def _is_staging(self, given: torch.Tensor, destination: Destination) -> bool:
-        state = destination.state
-        if state.published or not state.touched:
-            return True  # not run, or not for this update
-        staged = state.staged.current_objects().get(destination.key)
-        return staged is None or staged.untyped_storage()._cdata == given.untyped_storage()._cdata
 
     def _swap(self, value: Any) -> Any:
         return self.stand_in(value) if isinstance(value, torch.Tensor) else value
